@@ -15,13 +15,16 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.rope_spec import NO_ROPE, RopeSpec
 from twostroke.models.spec import (
+    Attention,
     ClampedGate,
     DenseMlp,
     GroupedAttention,
     LatentAttention,
     LayerSpec,
+    Mlp,
     ModelSpec,
     MoeSpec,
+    QueryGrowth,
     Routing,
     ShortConvolution,
 )
@@ -55,16 +58,19 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=LATENT), "it has no latent attention"),
-        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
-        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
+        (replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)), "another layer's keys and values"),
+        (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
+        (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "its values have a matrix of their own"),
+        (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
+        (replace(LAYER, has_scale=True), "no scales of layers"),
+        (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "read what the layer's norm gave"),
         (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
         (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "its MLPs have a gate"),
         (replace(LAYER, mlp=DenseMlp(96, squared_relu=True)), "its MLPs have a gate"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, is_gated=False)), "its MLPs have a gate"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
     ],
 )
 def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpec, sentence: str) -> None:
@@ -77,17 +83,69 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=replace(ATTENTION, has_sinks=True)), "it has no attention with sinks"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)), "a softmax without a bias"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, routing=Routing("sigmoid"))), "a softmax without a bias"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)), "no biases and no clamped gates"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, clamp=ClampedGate())), "no biases and no clamped gates"),
+        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
+        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
     ],
 )
-def test_what_hosts_alone_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
+def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
     checkpoint = checkpoint_of(layer, layer)
-    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
+    assert REFERENCE.supports(checkpoint) is None
     assert sentence in str(cuda._unsupported_shape(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("attention", "sentence"),
+    [
+        (replace(LATENT, rank=1024), "a rank of a multiple of 8 up to 512, not 1024"),
+        (replace(LATENT, rank=36), "a rank of a multiple of 8 up to 512, not 36"),
+        (replace(LATENT, value_dim=264), "a value of a multiple of 8 up to 256, not 264"),
+        (replace(ATTENTION, rope=RopeSpec(1e4, 16, pairs_neighbours=True)), "this model's are neighbours"),
+    ],
+)
+def test_attention_that_a_card_has_no_kernel_for(attention: Attention, sentence: str) -> None:
+    checkpoint = checkpoint_of(*[replace(LAYER, attention=attention)] * 2)
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
+    mixed = checkpoint_of(LAYER, replace(LAYER, attention=LATENT))
+    assert cuda._unsupported_shape(mixed) == LAYERS_DIFFER
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"),
+    [
+        ((MoeSpec(4, 2, 32), MoeSpec(8, 2, 32)), "experts of several kinds"),
+        ((MoeSpec(4, 2, 32), MoeSpec(4, 2, 32, shared=DenseMlp(96, clamp=ClampedGate()))), "experts of several kinds"),
+        ((MoeSpec(4, 2, 32, shared=DenseMlp(96, clamp=ClampedGate())), MLP), "a plain gate and no biases"),
+        ((DenseMlp(96, clamp=ClampedGate()), MLP), "a plain gate and no biases"),
+        ((MoeSpec(4, 2, 32, activation="gelu_tanh"), MLP), "several activations"),
+    ],
+)
+def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sentence: str) -> None:
+    checkpoint = checkpoint_of(*(replace(LAYER, mlp=mlp) for mlp in layers))
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        replace(LAYER, attention=replace(ATTENTION, has_sinks=True)),
+        replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, routing=Routing("sigmoid"))),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, clamp=ClampedGate())),
+    ],
+)
+def test_sinks_and_experts_of_other_kinds_are_computed_by_all(layer: LayerSpec) -> None:
+    checkpoint = checkpoint_of(layer, layer)
+    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
+
+
+def test_latents_are_read_by_all_where_all_layers_have_them() -> None:
+    layer = replace(LAYER, attention=LATENT)
+    for checkpoint, reason in ((checkpoint_of(layer, layer), None), (checkpoint_of(LAYER, layer), LAYERS_DIFFER)):
+        assert REFERENCE.supports(checkpoint) is None
+        assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == reason
 
 
 @pytest.mark.parametrize("scale", ["residual_scale", "logits_scale"])
@@ -108,6 +166,7 @@ def test_layers_of_several_sizes_run_where_each_is_read_by_itself() -> None:
     for other in (wider, replace(LAYER, attention=GroupedAttention(8, 4, 16, RopeSpec(1e4, 16)))):
         checkpoint = checkpoint_of(LAYER, other)
         assert REFERENCE.supports(checkpoint) is None
-        assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == LAYERS_DIFFER
+        assert CPU.supports(checkpoint) == LAYERS_DIFFER
+        assert cuda._unsupported_shape(checkpoint) == (None if other is wider else LAYERS_DIFFER)
     alike = checkpoint_of(LAYER, windowed)
     assert REFERENCE.supports(alike) is CPU.supports(alike) is cuda._unsupported_shape(alike) is None

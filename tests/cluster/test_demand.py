@@ -56,9 +56,9 @@ def test_who_will_be_late_is_in_time_where_that_much_less_is_read_before() -> No
 
 
 def test_a_replica_that_reads_most_of_the_time_is_not_given_more() -> None:
-    wish = prefill(prefill_busy=0.6)
-    assert wish.load == 0.75 and wish.replicas == 1 and "60% of the last minute" in wish.why
-    assert prefill(prefill_busy=0.9).replicas == 2
+    wish = prefill(prefill_busy=0.45)
+    assert wish.load == 0.5 and wish.replicas == 1 and "45% of the last minute" in wish.why
+    assert prefill(prefill_busy=0.95).replicas == 2
 
 
 def test_kv_that_fills_up_is_looked_at_ahead() -> None:
@@ -78,15 +78,31 @@ def test_streams_that_find_no_slot() -> None:
 
 
 def test_gaps_shrink_with_streams_down_to_that_of_one() -> None:
-    chat = LevelSignals("chat", running=8, itl_s=0.05)
+    chat = LevelSignals("chat", running=8, itl_s=0.0625)  # a step may take 50 ms of it
     given = {"running_decode": 8, "max_running": 64, "levels": (chat,)}
     wish = decode(stream_step_s=0.11, alone_step_s=0.01, **given)
     assert wish.load == 2.5 and "a step of 8 streams takes 110 ms, a single one 10 ms" in wish.why
     assert decode(stream_step_s=0.1, **given).load == 2.0  # nothing is known of a single one
     wish = decode(stream_step_s=0.11, alone_step_s=0.06, **given)
     assert wish.load == 1.0 and "replicas would not help" in wish.why
-    idle = {**given, "levels": (LevelSignals("chat", itl_s=0.05),)}
+    idle = {**given, "levels": (LevelSignals("chat", itl_s=0.0625),)}
     assert decode(stream_step_s=0.11, alone_step_s=0.01, **idle).load == 0.125  # nobody of that class runs
+
+
+def test_where_steps_are_short_enough_the_tokens_a_second_count() -> None:
+    """With 10 ms and 1 ms a stream, 40 streams make steps of 50 ms and 800 tokens a second: that is one replica."""
+    chat = LevelSignals("chat", running=8, itl_s=0.0625)
+
+    def load(streams: int) -> float:
+        step_s = 0.01 + 0.001 * streams
+        given = {"stream_step_s": step_s, "alone_step_s": 0.01, "levels": (chat,)}
+        return decode(running_decode=streams, max_running=1000, **given).load
+
+    for streams in (10, 20, 40):
+        assert load(streams) == pytest.approx(streams / (0.01 + 0.001 * streams) / 800, abs=1e-3)
+    assert load(80) == pytest.approx(80 / 40, abs=1e-3)  # it does not keep up: each of its streams needs a place
+    # The same tokens a second on one replica or on two: 40 streams in steps of 50 ms, or twice 6.67 of 16.7 ms.
+    assert 2 * load(7) == pytest.approx(load(40), abs=0.04)
 
 
 def test_replicas_that_do_both_follow_the_larger() -> None:
@@ -140,7 +156,7 @@ def test_what_is_read_before_another_replica_is_there_asks_for_none() -> None:
     burst = Signals(waiting=20, prefill_backlog_s=12.0, prefill_busy=0.2, levels=(chat,))
     assert wanted(burst).prefill.load > 10.0
     ahead = once_read(burst, 30.0)  # it reads 24 of the 30 seconds for them
-    assert ahead.prefill_backlog_s == 0.0 and wanted(ahead).prefill.load == pytest.approx(0.25)
+    assert ahead.prefill_backlog_s == 0.0 and wanted(ahead).prefill.load == pytest.approx(0.2 / 0.9, abs=1e-3)
     some = once_read(burst, 10.0)
     assert some.prefill_backlog_s == pytest.approx(4.0) and some.levels[0].prefill_backlog_s == pytest.approx(4.0)
     full = once_read(replace(burst, prefill_busy=1.0), 60.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.backends.cpu.random_weights import random_tensor
 from tests.models.quantised.folders import FORMATS, make_quantised
-from tests.models.tiny_checkpoints import make_tiny, shareable_variants
+from tests.models.tiny_checkpoints import make_tiny, sharded_variants
 
 from twostroke.backends.host.kept_weights import source_of
 from twostroke.core.errors import ModelError
@@ -63,7 +63,7 @@ def test_heads_go_with_their_kv_heads(heads: int, kv_heads: int, size: int, expe
         first_head += part.spec.layers[1].grouped.num_heads
 
 
-@pytest.mark.parametrize("variant", shareable_variants())
+@pytest.mark.parametrize("variant", sharded_variants())
 def test_every_tensor_of_a_part_has_the_shape_that_it_declares(variant: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
     for size in (2, 3, 4):

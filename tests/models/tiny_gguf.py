@@ -4,6 +4,7 @@ gives them. Uses the `gguf` package, so that the file is not of our own making."
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,25 @@ _ARCHITECTURES = {
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
 }
 
 
+_GEMMA4_BARE = (".router.", ".experts.", "layer_scalar")
+_GEMMA4_SCALES = {".router.scale.weight": "ffn_gate_inp.scale", ".per_expert_scale.weight": "ffn_down_exps.scale"}
+"""Names that the converter gives without its map."""
 Stored = tuple[np.ndarray[Any, np.dtype[np.uint8]], gguf.GGMLQuantizationType]
 
 
@@ -47,7 +58,8 @@ def write_gguf(
 ) -> Path:
     """`overrides` replace or add keys, without the architecture's prefix. `store`, asked with each tensor's name in the
     file and its values, may give bytes of another kind."""
-    config = model.config
+    config = deepcopy(model.config)
+    config.allow_global_per_layer_attribute_access = True  # what sliding layers have
     architecture = _ARCHITECTURES[config.model_type]
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
@@ -59,7 +71,7 @@ def write_gguf(
     for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        new_name = names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
+        new_name = _gemma4_scale(stored_name) or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
         new_name += ".weight" if new_name.endswith("attn_sinks") else ""
         quantised = store(new_name, tensor) if store is not None else None
@@ -76,13 +88,22 @@ def write_gguf(
     return path
 
 
+def _gemma4_scale(name: str) -> str | None:
+    for ending, new_name in _GEMMA4_SCALES.items():
+        if name.endswith(ending):
+            return f"blk.{name.split('.layers.')[1].split('.')[0]}.{new_name}"
+    return None
+
+
 def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Stacks of experts have names of their own, and gate and up are apart. `has_stacks`: what expands latents lies in
     a stack of heads for keys and one for values."""
     for name, tensor in state.items():
         # As the `gguf` package knows them.
         stem = name.rpartition(".")[0].removeprefix("model." if config.model_type == "lfm2_moe" else "") + "."
-        if ".linear_attn." in name:
+        if config.model_type == "gemma4_text" and any(part in name for part in _GEMMA4_BARE):
+            yield name if name.endswith(".weight") else f"{name}.weight", tensor
+        elif ".linear_attn." in name:
             yield from _delta_net_parts(name, tensor, config)
         elif config.model_type == "granitemoehybrid":
             yield from _granite_parts(name, tensor, config)
@@ -301,6 +322,13 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
     if getattr(config, "moe_intermediate_size", None):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if config.model_type == "minimax_m2":
+        keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
+    if config.model_type == "gemma4_text":
+        keys |= _gemma4_keys(config)
+    if config.model_type == "granite":
+        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier}
+        keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
     if ropes["rope_type"] == "yarn":
@@ -328,6 +356,33 @@ def _keys(config: Any) -> dict[str, Any]:
     return keys
 
 
+def _gemma4_keys(config: Any) -> dict[str, Any]:
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    by_layer = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    whole_dim, local_dim = by_layer[-1].head_dim, config.head_dim
+    first_sharing = config.num_hidden_layers - config.num_kv_shared_layers
+    keys = {
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "attention.sliding_window_pattern": slides,
+        "attention.key_length": whole_dim,
+        "attention.value_length": whole_dim,
+        "attention.key_length_swa": local_dim,
+        "attention.value_length_swa": local_dim,
+        "rope.dimension_count": whole_dim,
+        "rope.dimension_count_swa": local_dim,
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+    }
+    if config.use_double_wide_mlp:
+        width = config.intermediate_size
+        keys["feed_forward_length"] = [width * (1 + (layer >= first_sharing)) for layer in range(len(slides))]
+    if config.attention_k_eq_v:
+        keys["attention.head_count_kv"] = [layer.num_key_value_heads for layer in by_layer]
+    if config.enable_moe_block:
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts}
+    return keys
+
+
 def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
@@ -342,10 +397,10 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    is_less_one = config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))
+    is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
     if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral", "granitemoehybrid"):
+    if config.model_type in ("llama", "mistral", "mixtral", "granite", "granitemoehybrid"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:
@@ -361,6 +416,10 @@ def _pairs_from_halves(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 def _rope_tensors(config: Any) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     ropes = config.rope_parameters
+    if config.model_type == "gemma4_text":
+        pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
+        rotated = int(pairs * ropes["full_attention"]["partial_rotary_factor"])
+        return {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (pairs - rotated), dtype=np.float32)}
     if ropes.get("rope_type") == "longrope":
         return {
             "rope_factors_long.weight": np.array(ropes["long_factor"], dtype=np.float32),

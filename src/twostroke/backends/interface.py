@@ -95,6 +95,15 @@ class Feature(Enum):
     SHARED_EXPERTS = "it has no experts that every token meets"
     ROUTING = "its routers are a softmax without a bias, a correction or groups"
     EXPERT_BIASES = "its experts have no biases and no clamped gates"
+    SHARED_KV = "it has no layers that read another layer's keys and values"
+    OWN_VALUES = "its values have a matrix of their own, and no norm"
+    WIDE_NORMS = "it norms queries and keys by the head alone"
+    LAYER_INPUTS = "it has no vectors for each layer and token, and no scales of layers"
+    OUTPUT_NORMS = "its layers have a norm before each block"
+    NORMED_EXPERTS = "its experts read what the layer's norm gave"
+    VECTORS = "it gives no vectors"
+    BOTH_WAYS = "its tokens see only those before them"
+    ENCODER = "it has no encoders, whose positions are looked up and whose norms stand behind their blocks"
 
 
 def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str | None:
@@ -102,6 +111,10 @@ def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str
     nothing."""
     if spec.final_norm_bias or spec.head_bias:
         return "it has no biases on the last norm and the output head"
+    if not spec.has_output and Feature.VECTORS not in learnt:
+        return Feature.VECTORS.value
+    if spec.places is not None and Feature.ENCODER not in learnt:
+        return Feature.ENCODER.value
     if Feature.SCALES not in learnt and (spec.residual_scale, spec.logits_scale) != (1.0, 1.0):
         return Feature.SCALES.value
     reasons = (_uncomputed_layer(layer, learnt) for layer in dict.fromkeys(spec.layers))
@@ -112,9 +125,11 @@ def _uncomputed_layer(layer: LayerSpec, learnt: frozenset[Feature]) -> str | Non
     lacking = next((feature for feature in features_of(layer) if feature not in learnt), None)
     if lacking is not None:
         return lacking.value
+    if layer.norms_after and layer.norm_bias and not layer.is_parallel:
+        return None  # an encoder's
     if layer.dense is not None and layer.dense.has_bias:
         return "its MLPs have no biases"
-    if layer.is_parallel or layer.norm_bias:
+    if layer.is_parallel or layer.norm_bias or layer.norms_after:
         return "its layers have a norm before each block, without a bias"
     return None
 
@@ -129,9 +144,17 @@ def features_of(layer: LayerSpec) -> Iterator[Feature]:
         yield Feature.LATENT
     if isinstance(attention, GroupedAttention):
         yield from _features_of_grouped(attention)
-    if not all(one.is_gated and not one.squared_relu for one in _mlps_of(mlp)):
+    if layer.layer_input is not None or layer.has_scale:
+        yield Feature.LAYER_INPUTS
+    if not layer.input_norms:
+        yield Feature.OUTPUT_NORMS
+    if layer.norms_after and layer.norm_bias:
+        yield Feature.ENCODER
+    elif not all(one.is_gated and not one.squared_relu for one in _mlps_of(mlp)):
         yield Feature.PLAIN_MLP
     if isinstance(mlp, MoeSpec):
+        if mlp.has_own_norms:
+            yield Feature.NORMED_EXPERTS
         if mlp.shared is not None:
             yield Feature.SHARED_EXPERTS
         if mlp.router_bias or mlp.routing != PLAIN_ROUTING:
@@ -149,6 +172,14 @@ def _features_of_grouped(attention: GroupedAttention) -> Iterator[Feature]:
         yield Feature.OUTPUT_GATE
     if attention.rope.dim == 0:
         yield Feature.NO_ROPE
+    if attention.shares_kv_of is not None:
+        yield Feature.SHARED_KV
+    if attention.value_norm or attention.keys_are_values:
+        yield Feature.OWN_VALUES
+    if attention.norm_spans_heads:
+        yield Feature.WIDE_NORMS
+    if not attention.is_causal:
+        yield Feature.BOTH_WAYS
 
 
 def _mlps_of(mlp: Mlp | None) -> tuple[DenseMlp, ...]:

@@ -38,7 +38,12 @@ def _shape_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     tied = " (tied embeddings)" if found["tied_embeddings"] else ""
     short = found["short_rope_context"]
     rope = "" if short is None else f"; up to {short:,} with the short rope factors, which is the default"
-    heads = f"{found['num_heads']} query heads, {found['num_kv_heads']} KV heads of {found['head_dim']}"
+    heads = "; ".join(
+        f"{kind['num_heads']} query heads, {kind['num_kv_heads']} KV heads of {kind['head_dim']}"
+        for kind in (found, *found["other_heads"])
+    )
+    if found["layers_that_share_kv"]:
+        windows += f"; {found['layers_that_share_kv']} layers read the KV of others"
     return [
         ("model", found["model"]),
         ("file", found["file"]),

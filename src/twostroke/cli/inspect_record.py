@@ -35,6 +35,8 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "num_heads": heads_of(spec)[0],
         "num_kv_heads": 1 if attention is None else attention.num_kv_heads,
         "head_dim": heads_of(spec)[1],
+        "other_heads": _other_heads(spec),
+        "layers_that_share_kv": sum(spec.kv_source(index) != index for index in range(spec.num_layers)),
         "vocab_size": spec.vocab_size,
         "max_context": spec.max_context,
         "short_rope_context": spec.short_rope_context,
@@ -46,6 +48,15 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "weights": _weights(checkpoint),
         "here": _here(checkpoint, backend),
     }
+
+
+def _other_heads(spec: ModelSpec) -> list[dict[str, int]]:
+    """Of layers whose heads are not the first one's."""
+    kinds = dict.fromkeys(
+        (own.num_heads, own.num_kv_heads, own.head_dim) for own in (one.grouped for one in spec.layers)
+    )
+    names = ("num_heads", "num_kv_heads", "head_dim")
+    return [dict(zip(names, kind, strict=True)) for kind in list(kinds)[1:]]
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 
 HORIZON_S = 60.0
 """How far ahead KV is looked at, if nobody says: about as long as another replica takes to be there."""
-MOST_BUSY = 0.8
+MOST_BUSY = 0.9
 """The share of its time that an engine may read prompts: above it, waits grow out of proportion."""
 FULL = 0.9
 """The share of KV from which on newcomers push others out."""
+MOST_OF_A_GAP = 0.8
+"""Of a promised gap, what a step of streams alone may take: one that also takes in a newcomer is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +186,21 @@ def _by_slots(signals: Signals) -> tuple[float, str] | None:
 
 
 def _by_gaps(signals: Signals) -> tuple[float, str] | None:
-    """Fewer streams a replica make a step shorter, down to that of a single one. Of chunks that make steps longer the
-    scheduler takes care: they are not counted here."""
+    """Fewer streams a replica make a step shorter, down to that of a single one. Streams that are written faster end
+    sooner, too: with more replicas there are fewer of them in all, and the tokens a second stay. So those are counted,
+    as long as steps are short enough; where they are not, all streams have to go somewhere."""
     promises = [level for level in signals.levels if level.itl_s is not None and level.running]
     step_s, alone_s = signals.stream_step_s, signals.alone_step_s
     if not promises or step_s is None or not signals.running_decode:
         return None
     level = min(promises, key=lambda one: one.itl_s or 0.0)
-    target_s = level.itl_s or math.inf
+    promised_s = level.itl_s or math.inf
     text = f"a step of {signals.running_decode} streams takes {seconds_text(step_s)}"
-    promised = f"{level.name} promises gaps of {seconds_text(target_s)}"
-    least_s = 0.0 if alone_s is None else min(alone_s, step_s)
-    if target_s <= least_s:
+    promised = f"{level.name} promises gaps of {seconds_text(promised_s)}"
+    least_s, most_s = 0.0 if alone_s is None else min(alone_s, step_s), MOST_OF_A_GAP * promised_s
+    if most_s <= least_s:
         return 1.0, f"{text}, and {promised}: a single stream takes {seconds_text(least_s)}, so replicas would not help"
-    load = (step_s - least_s) / (target_s - least_s)
+    load = (step_s - least_s) / (most_s - least_s) * max(1.0, most_s / max(step_s, 1e-9))
     alone = "" if alone_s is None else f", a single one {seconds_text(least_s)}"
     return min(load, max(1.0, float(signals.running_decode))), f"{text}{alone}, and {promised}"
 

@@ -12,7 +12,14 @@ import numpy as np
 from twostroke.core.errors import ModelError
 from twostroke.models.families.declaration import Adjustment, TensorNames
 from twostroke.models.families.fields import shown
-from twostroke.models.spec import GatedDeltaNet, GroupedAttention, LatentAttention, ModelSpec, layer_name
+from twostroke.models.spec import (
+    KV_TENSORS,
+    GatedDeltaNet,
+    GroupedAttention,
+    LatentAttention,
+    ModelSpec,
+    layer_name,
+)
 from twostroke.models.weights.tensor import WeightTensor, from_float32
 
 _SHOWN_NAMES = 4
@@ -36,7 +43,7 @@ def canonical_tensors(
             targets = tuple(layer_name(int(index), target) for target in names.otherwise[own_name])
         if own_name in names.flattened:
             tensor = tensor.shaped((prod(tensor.shape),))
-        if targets == ("output",) and spec.tied_embeddings:
+        if targets == ("output",) and (spec.tied_embeddings or not spec.has_output):
             continue  # some files repeat the embedding under this name; the model is declared to use the embedding
         if targets is None or any(target not in shapes for target in targets):
             unknown.append(stored_name)
@@ -62,8 +69,16 @@ def is_left_out(stored_name: str, names: TensorNames, spec: ModelSpec) -> bool:
     """Whether a file may hold a tensor that the model does not need."""
     if names.is_ignored(stored_name):
         return True
-    match = _in_layer(names.plain(stored_name), names) if names.ignores_further_layers else None
-    return match is not None and int(match[1]) >= spec.num_layers
+    match = _in_layer(names.plain(stored_name), names)
+    if match is None:
+        return False
+    if int(match[1]) >= spec.num_layers:
+        return names.ignores_further_layers
+    attention = spec.layers[int(match[1])].attention
+    if not isinstance(attention, GroupedAttention) or attention.shares_kv_of is None:
+        return False
+    # Published files hold keys and values of layers that read others'.
+    return all(target in KV_TENSORS for target in names.layer.get(match[2], ("",)))
 
 
 def targets_of(
@@ -188,6 +203,8 @@ def _adjusted(tensor: WeightTensor, adjustment: Adjustment, target: str, spec: M
         return from_float32(tensor.name, tensor.to_float32() + np.float32(1))
     if adjustment is Adjustment.MINUS_EXPONENTIAL:
         return from_float32(tensor.name, -np.exp(tensor.to_float32()))
+    if adjustment is Adjustment.FINAL_NORM_SCALE:
+        return from_float32(tensor.name, tensor.to_float32() * np.float32(spec.final_norm_scale))
     # From 0, d/2, 1, d/2 + 1, ... back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows
     # no other way.
     head_dim = spec.layers[int(target.split(".")[1])].grouped.head_dim

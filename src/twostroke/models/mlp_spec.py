@@ -31,6 +31,8 @@ class DenseMlp:
     """In place of the activation."""
     squared_relu: bool = False
     """Nemotron-H: in place of the activation, the square of what is above zero."""
+    is_exact: bool = False
+    """BERT: its GELU is by the error function, not by tanh."""
 
     def tensor_shapes(self, hidden: int, prefix: str = "") -> Shapes:
         size = self.intermediate_size
@@ -82,6 +84,9 @@ class MoeSpec:
     routing: Routing = PLAIN_ROUTING
     clamp: ClampedGate | None = None
     """Of the experts, in place of the activation."""
+    has_own_norms: bool = False
+    """Gemma 4: router and experts read the residual stream through norms of their own, beside the MLP that every token
+    meets. The outputs of both are normed before they are summed, and an expert's share has a factor of its own."""
     is_gated: bool = True
     """Whether the experts have gates."""
     squared_relu: bool = False
@@ -118,6 +123,9 @@ class MoeSpec:
             shapes |= self.shared.tensor_shapes(hidden, "shared.")
         if self.shared_gate:
             shapes["shared.router"] = (1, hidden)
+        if self.has_own_norms:
+            names = ("router_norm", "experts_norm", "post_experts_norm", "post_shared_norm")
+            shapes |= dict.fromkeys(names, (hidden,)) | {"expert_scale": (self.num_experts,)}
         return shapes
 
     def tensor_shapes(self, hidden: int) -> Shapes:

@@ -153,7 +153,7 @@ class DrawnPart(WeightTensor):
 def _kind_of(tensor_name: str, kind: WeightKind) -> WeightKind:
     if not kind.is_quantised:
         return kind
-    if tensor_name in ("embedding", "output"):
+    if tensor_name in ("embedding", "layer_embedding", "output"):
         return WeightKind.Q8_0
     return WeightKind.F32 if tensor_name.endswith((".router", ".conv")) else kind
 

@@ -52,7 +52,15 @@ class YarnScaling:
     """Whether the ends of the blend are whole places."""
 
 
-RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors | YarnScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Gemma 4: the fastest `rotated_pairs` turn as they would in a head that is rotated whole, the others do not."""
+
+    rotated_pairs: int
+    factor: float = 1.0
+
+
+RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors | YarnScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,9 @@ class RopeSpec:
             return tuple(_llama3_frequency(frequency, scaling) for frequency in base)
         if isinstance(scaling, YarnScaling):
             return _yarn_frequencies(base, self.theta, scaling)
+        if isinstance(scaling, ProportionalScaling):
+            rotated = (frequency / scaling.factor for frequency in base[: scaling.rotated_pairs])
+            return (*rotated, *(0.0 for _ in base[scaling.rotated_pairs :]))
         if isinstance(scaling, FrequencyDivisors):
             divisors = scaling.divisors
         else:

@@ -92,6 +92,8 @@ class _Cutter:
         return replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
 
     def _attention(self, own: Attention) -> Attention:
+        if isinstance(own, GroupedAttention) and own.norm_spans_heads:
+            raise ModelError("queries that are normed over all heads together cannot be shared by ranks")
         if isinstance(own, GroupedAttention):
             (first, last), (first_kv, last_kv) = self._grouped_heads(own)
             return replace(own, num_heads=last - first, num_kv_heads=last_kv - first_kv)

@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
+from typing import Literal
 
 from twostroke.core.kv_layout import KVContent
+from twostroke.models.layer_input_spec import LayerInput as LayerInput
 from twostroke.models.mlp_spec import PLAIN_ROUTING as PLAIN_ROUTING
 from twostroke.models.mlp_spec import Activation as Activation
 from twostroke.models.mlp_spec import ClampedGate as ClampedGate
@@ -33,6 +35,10 @@ class QueryGrowth:
     context: int
 
 
+KV_TENSORS = ("k", "v", "k_bias", "v_bias", "k_norm")
+"""That keys and values are made with."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedAttention:
     """Query heads that share keys and values in groups of `queries_per_kv_head`, in order."""
@@ -51,11 +57,21 @@ class GroupedAttention:
     """A bias on the output projection."""
     qk_norm: bool = False
     """RMSNorm over each head of q and k, before rope."""
+    norm_spans_heads: bool = False
+    """MiniMax M2, OLMo 2: that norm is over all heads of a token together."""
+    value_norm: bool = False
+    """Gemma 4: an RMSNorm over each head's values, too, without a weight."""
+    keys_are_values: bool = False
+    """Gemma 4: values are what keys are before norm and rope; they have no matrix."""
+    shares_kv_of: int | None = None
+    """Gemma 4: the layer whose keys and values it reads. It has none of its own, and keeps none."""
     has_sinks: bool = False
     """gpt-oss: a learnt score a head, beside those of the keys."""
     output_gate: bool = False
     """Qwen3-Next: what heads found passes by the sigmoid of one more projection, number by number."""
     growth: QueryGrowth | None = None
+    is_causal: bool = True
+    """Else tokens see each other both ways, and a window reaches as far ahead as back: an encoder."""
 
     @property
     def scale(self) -> float:
@@ -82,7 +98,12 @@ class GroupedAttention:
     @property
     def kv_values(self) -> int:
         """Numbers that one token leaves behind."""
-        return 2 * self.kv_width
+        return 2 * self.kv_width if self.shares_kv_of is None else 0
+
+    @property
+    def norm_widths(self) -> tuple[int, int]:
+        """Of what queries and keys are normed by."""
+        return (self.query_width, self.kv_width) if self.norm_spans_heads else (self.head_dim, self.head_dim)
 
     def tensor_shapes(self, hidden: int) -> Shapes:
         query, kv = self.query_width, self.kv_width
@@ -94,10 +115,17 @@ class GroupedAttention:
         if self.output_bias:
             shapes["o_bias"] = (hidden,)
         if self.qk_norm:
-            shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+            shapes |= {f"{name}_norm": (width,) for name, width in zip("qk", self.norm_widths, strict=True)}
         if self.has_sinks:
             shapes["sinks"] = (self.num_heads,)
-        return shapes
+        return {name: shape for name, shape in shapes.items() if name not in self.absent}
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Tensors that a layer has none of, since others stand in for them."""
+        if self.shares_kv_of is not None:
+            return KV_TENSORS
+        return ("v", "v_bias") if self.keys_are_values else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +199,13 @@ class LayerSpec:
     """Phi: both blocks read the same norm, and there is one of them."""
     norm_bias: bool = False
     """LayerNorm, with a bias, in place of RMSNorm."""
+    input_norms: bool = True
+    """False: OLMo 2's blocks read the residual stream as it is, and their outputs alone are normed."""
+    layer_input: LayerInput | None = None
+    has_scale: bool = False
+    """Gemma 4: what the layer gives is multiplied by a learnt number."""
+    norms_after: bool = False
+    """BERT: each block's sum with the residual is normed, and nothing before it."""
 
     @property
     def grouped(self) -> GroupedAttention:
@@ -201,13 +236,21 @@ class LayerSpec:
     def norm_shapes(self, hidden: int) -> Shapes:
         names = [] if self.attention is None else ["attention_norm"]
         names += [] if self.is_parallel or self.mlp is None else ["mlp_norm"]
+        names = names if self.input_norms else []
         names += ["post_attention_norm", "post_mlp_norm"] if self.sandwich_norms else []
         names += [f"{name}_bias" for name in names] if self.norm_bias else []
         return dict.fromkeys(names, (hidden,))
 
+    def around_shapes(self, hidden: int) -> Shapes:
+        """Of all but attention and the MLP."""
+        shapes = self.norm_shapes(hidden)
+        if self.layer_input is not None:
+            shapes |= self.layer_input.tensor_shapes(hidden)
+        return shapes | {"layer_scale": (1,)} if self.has_scale else shapes
+
     def tensor_shapes(self, hidden: int) -> Shapes:
         blocks = (block.tensor_shapes(hidden) for block in (self.attention, self.mlp) if block is not None)
-        return reduce(or_, blocks, self.norm_shapes(hidden))
+        return reduce(or_, blocks, self.around_shapes(hidden))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +262,32 @@ class LayerGroup:
     values: int
     """Numbers in one layer, of a token or, of a state, of a whole sequence."""
     layers: tuple[int, ...] = ()
+
+
+StepActivation = Literal["identity", "tanh", "gelu", "relu", "sigmoid"]
+"""Of what a pooled vector goes through (`models/pooling.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearntPlaces:
+    """BERT: beside a token's own embedding, one of its position and one of its text, the first or the second of two.
+    Their sum is normed."""
+
+    num_positions: int
+    first_position: int = 0
+    """RoBERTa: the row of the first token's."""
+    num_texts: int = 2
+
+    @property
+    def max_context(self) -> int:
+        return self.num_positions - self.first_position
+
+    def tensor_shapes(self, hidden: int) -> Shapes:
+        shapes: Shapes = {
+            "position_embedding": (self.num_positions, hidden),
+            "text_embedding": (self.num_texts, hidden),
+        }
+        return shapes | {"embedding_norm": (hidden,), "embedding_norm_bias": (hidden,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +304,17 @@ class ModelSpec:
     """Granite: what each block finds is multiplied by it before it joins the residual."""
     logits_scale: float = 1.0
     tied_embeddings: bool = False
+    final_norm_scale: float = 1.0
+    """What the last norm's weight is multiplied by as it is loaded: backends find it done."""
     final_norm_bias: bool = False
     head_bias: bool = False
     head_rows: int | None = None
     """Of a rank that holds a part of the output matrix (`models/shard.py`): its rows; None: one for every token."""
+    has_output: bool = True
+    """Else it scores no tokens: its last states are pooled into a vector (`models/pooling.py`)."""
+    has_final_norm: bool = True
+    places: LearntPlaces | None = None
+    """None: positions are rotated."""
 
     @property
     def num_logits(self) -> int:
@@ -248,6 +324,10 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def is_causal(self) -> bool:
+        return all(layer.attention.is_causal for layer in self.layers if isinstance(layer.attention, GroupedAttention))
 
     @property
     def common_layer(self) -> LayerSpec | None:
@@ -276,24 +356,41 @@ class ModelSpec:
         originals = [scaling.original_max_context for scaling in scalings if isinstance(scaling, LongRopeScaling)]
         return min(originals) if originals and min(originals) < self.max_context else None
 
+    @property
+    def layer_input(self) -> LayerInput | None:
+        """That every layer has, if one has."""
+        return self.layers[0].layer_input
+
+    def kv_source(self, index: int) -> int:
+        """The layer whose KV a layer reads: its own, but for those that share another's."""
+        attention = self.layers[index].attention
+        shared = attention.shares_kv_of if isinstance(attention, GroupedAttention) else None
+        return index if shared is None else shared
+
     def kv_groups(self) -> tuple[LayerGroup, ...]:
         """The layers by what they leave behind and how long it is read: full attention first, states last."""
         found: dict[LayerGroup, list[int]] = {}
         for index, layer in enumerate(self.layers):
-            if layer.attention is not None:
+            if layer.attention is not None and self.kv_source(index) == index:
                 found.setdefault(_group_of(layer.attention), []).append(index)
         ordered = sorted(found, key=lambda one: (one.content == "state", one.window or 0, one.content, one.values))
         return tuple(replace(group, layers=tuple(found[group])) for group in ordered)
 
     def tensor_shapes(self) -> Shapes:
         """Every tensor the model has, by canonical name, rows (outputs) first: what a loader must provide."""
-        shapes: Shapes = {"embedding": (self.vocab_size, self.hidden_size), "final_norm": (self.hidden_size,)}
-        if not self.tied_embeddings:
+        shapes: Shapes = {"embedding": (self.vocab_size, self.hidden_size)}
+        if self.has_final_norm:
+            shapes["final_norm"] = (self.hidden_size,)
+        if self.places is not None:
+            shapes |= self.places.tensor_shapes(self.hidden_size)
+        if self.has_output and not self.tied_embeddings:
             shapes["output"] = (self.num_logits, self.hidden_size)
         if self.final_norm_bias:
             shapes["final_norm_bias"] = (self.hidden_size,)
         if self.head_bias:
             shapes["output_bias"] = (self.vocab_size,)
+        if self.layer_input is not None:
+            shapes |= self.layer_input.shared_shapes(self.vocab_size, self.hidden_size, self.num_layers)
         for index, layer in enumerate(self.layers):
             own = layer.tensor_shapes(self.hidden_size)
             shapes.update({layer_name(index, name): shape for name, shape in own.items()})

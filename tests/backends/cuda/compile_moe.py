@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
 from twostroke.backends.cuda.kernels.expert_tiles import RULE, FewTile, GroupedTile
 from twostroke.backends.cuda.kernels.target import Target
+from twostroke.models.spec import PLAIN_ROUTING, ClampedGate, Routing
 
 HOPPER = 90
 SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024, 89: 99 * 1024}
@@ -35,7 +36,16 @@ TYPES = {
     **dict.fromkeys(("arrivals", "counts", "starts", "sorted_pairs", "rows"), "*i32"),
 }
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "EXPERTS_PADDED": 128, "PDL": True}
-NOTHING_ODD = {"KIND": "silu", "NORMALISE": True, "PRECISION": "tf32"}
+NOTHING_ODD = {
+    "KIND": "silu",
+    "NORMALISE": True,
+    "PRECISION": "tf32",
+    "ROUTING": PLAIN_ROUTING,
+    "BY_LOGITS": True,
+    **dict.fromkeys(("bias", "correction", "chosen")),
+}
+GPT_OSS = {"hidden": 2880, "intermediate": 2880, "experts": 32, "top_k": 4, "EXPERTS_PADDED": 32}
+DEEPSEEK_V3 = Routing("sigmoid", True, num_groups=8, groups_per_token=4, ranked_by=2, share_scale=2.5)
 
 
 def compile_kernel(
@@ -46,8 +56,8 @@ def compile_kernel(
     capability: int = HOPPER,
     **constants: Any,
 ) -> None:
-    constants = {**SHAPE, **NOTHING_ODD, **constants}
     plain = {**TYPES, **(types or {})}
+    constants = {**SHAPE, **{a: v for a, v in NOTHING_ODD.items() if a not in (types or {})}, **constants}
     signature = {name: "constexpr" if name in constants else plain.get(name, "*bf16") for name in kernel.arg_names}
     source = ASTSource(
         kernel,
@@ -88,6 +98,7 @@ def main() -> None:
     compile_kernel("few_logits", moe_decode._few_logits_kernel, {"num_warps": 4}, BLOCK_EXPERTS=4, BLOCK_DEPTH=1024)
     for num_tokens in ROUTED_TOKENS:
         compile_routing(num_tokens)
+    compile_odd_kinds()
     compile_kernel("combine", moe_combine._combine_kernel, {"num_warps": 8}, BLOCK=2048)
     for average in AVERAGE_ROWS:
         for gated in (True, False):
@@ -101,6 +112,30 @@ def main() -> None:
                 if tile.rows <= 64 or capability == HOPPER:
                     plain = replace(tile, bulk=False)
                     compile_grouped(f"grouped {name} sm_{capability}", plain, gated, *QWEN_WIDTHS, capability)
+
+
+def compile_odd_kinds() -> None:
+    """Experts with biases and clamped gates; sigmoids with corrections, in groups."""
+    tile, few = RULE[True][24], FewTile()
+    biases = {"bias": "*bf16", "chosen": "*i32"}
+    for name, kernel in (("gate_up", moe_decode._gate_up_kernel), ("down", moe_decode._down_kernel)):
+        compile_kernel(
+            f"gpt-oss {name}", kernel, {"num_warps": few.num_warps}, biases, OUTPUTS=few.outputs, DEPTH=few.depth,
+            **GPT_OSS | {"KIND": ClampedGate()},
+        )  # fmt: skip
+    for gated in (True, False):
+        compile_grouped(
+            f"grouped in bulk gpt-oss {gated}", tile if gated else RULE[False][24], gated, 2880, 2880, HOPPER,
+            biases, experts=32, top_k=4, EXPERTS_PADDED=32, GATED=ClampedGate() if gated else None,
+        )  # fmt: skip
+    for num_tokens in ROUTED_TOKENS:
+        tile = moe_routing.choose_tile(num_tokens, is_wide=True).for_experts(256, by_logits=False)
+        compile_kernel(
+            f"choose in groups {num_tokens}", moe_routing._choose_kernel,
+            {"num_warps": tile.num_warps, "num_stages": tile.num_stages}, {"correction": "*fp32", "chosen": "*i32"},
+            PLACES=8, PARTS=tile.parts, DEPTH=tile.depth, TOKENS=tile.tokens, PADDED=256, hidden=7168, experts=256,
+            ROUTING=DEEPSEEK_V3, BY_LOGITS=False,
+        )  # fmt: skip
 
 
 def compile_routing(num_tokens: int) -> None:
@@ -118,10 +153,17 @@ def compile_routing(num_tokens: int) -> None:
 
 
 def compile_grouped(
-    name: str, tile: GroupedTile, gated: bool, hidden: int, intermediate: int, capability: int = HOPPER
+    name: str,
+    tile: GroupedTile,
+    gated: bool,
+    hidden: int,
+    intermediate: int,
+    capability: int = HOPPER,
+    types: dict[str, str] | None = None,
+    **constants: Any,
 ) -> None:
     num_outputs, num_inputs = (intermediate, hidden) if gated else (hidden, intermediate)
-    types = {}
+    types = dict(types or {})
     if tile.bulk:
         types["weight_blocks"] = f"tensordesc<bf16[{tile.outputs},{tile.depth}]>"
         if not gated:
@@ -131,8 +173,9 @@ def compile_grouped(
     num_stages = target.stages(tile.num_stages, tile.stage_bytes(gated=gated, element_size=2))
     compile_kernel(
         name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": num_stages}, types, capability,
-        num_outputs=num_outputs, num_inputs=num_inputs, GATED="silu" if gated else None, ROWS=tile.rows,
-        OUTPUTS=tile.outputs, DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, PDL=capability == HOPPER, **absent,
+        **{"GATED": "silu" if gated else None, **constants}, num_outputs=num_outputs, num_inputs=num_inputs,
+        ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first,
+        PDL=capability == HOPPER, **absent,
     )  # fmt: skip
 
 

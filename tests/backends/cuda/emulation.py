@@ -20,12 +20,12 @@ MORE_FLAGS = os.environ.get("EMULATION_FLAGS", "").split()
 """Say, -fsanitize=address, with LD_PRELOAD=$(gcc -print-file-name=libasan.so): who touches what is nobody's."""
 ENTRY = """
 extern "C" int emulate(const TensorMap* maps, const int* table, const int* items, char* out, float* partials,
-                       float* log_sums, int* claims, long long table_stride, int units, int heads_at_once, float scale,
-                       float score_scale, int window, int programs, int seed) {
+                       float* log_sums, int* claims, const float* sinks, long long table_stride, int units,
+                       int heads_at_once, float scale, float score_scale, int window, int programs, int seed) {
   chance.seed(seed);
   for (int program = 0; program < programs; program++) {
     bool ended = run_program(program, programs, [&] {
-      attend(maps[0], maps[1], maps[2], table, items, out, partials, log_sums, claims, table_stride, units,
+      attend(maps[0], maps[1], maps[2], table, items, out, partials, log_sums, claims, sinks, table_stride, units,
              heads_at_once, scale, score_scale, window);
     });
     if (!ended) return 1 + program;
@@ -46,7 +46,8 @@ class Map(ctypes.Structure):
 
 def build(folder: Path, options: FlashOptions, shape: AttentionShape, scoring: Scoring):
     """The kernel's library for one choice of its constants."""
-    kernel = kernel_for(options, shape, windowed=scoring.window is not None, softcapped=scoring.softcap is not None)
+    given = {"windowed": scoring.window, "softcapped": scoring.softcap, "has_sinks": scoring.sinks}
+    kernel = kernel_for(options, shape, **{name: value is not None for name, value in given.items()})
     places = {
         "extern __shared__ char memory[];": "char* memory = arena + STATIC_BYTES;",
         "__shared__ u64 barriers[BARRIERS];": "u64* barriers = (u64*)arena;",
@@ -95,11 +96,12 @@ def attend_emulated(emulate, case, scoring: Scoring, *, programs: int, seed: int
     scratch = case.scratch
     table_stride = ctypes.c_longlong(case.cache.table.stride(0))
     pointers = (case.cache.table, case.work.items, case.out, scratch.partials, scratch.log_sums, scratch.claims)
+    pointers = (*pointers, scoring.sinks)
     stuck = emulate(
-        maps, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers), table_stride, units,
+        maps, *(ctypes.c_void_p(None if one is None else one.data_ptr()) for one in pointers), table_stride, units,
         heads_at_once, ctypes.c_float(scoring.factor), ctypes.c_float(scoring.cap_factor or 0.0), scoring.window or 0,
         min(programs, units), seed,
     )  # fmt: skip
     assert stuck == 0, f"program {stuck - 1} of {programs} hangs"
     assert int(scratch.claims) == 0
-    join_tiles(case.work, scratch, case.out, shape)
+    join_tiles(case.work, scratch, case.out, shape, scoring.sinks)

@@ -71,9 +71,18 @@ def attend(query, cache, row, position, scoring):
         scores = keys[first:, head // group] @ query[head] * scoring.scale
         if scoring.softcap is not None:
             scores = scoring.softcap * np.tanh(scores / scoring.softcap)
-        weights = np.exp(scores - scores.max())
-        result[head] = (weights / weights.sum()) @ values[first:, head // group]
+        sink = -np.inf if scoring.sinks is None else float(scoring.sinks[head])
+        peak = max(scores.max(), sink)
+        weights = np.exp(scores - peak)
+        result[head] = weights / (weights.sum() + np.exp(sink - peak)) @ values[first:, head // group]
     return result
+
+
+def random_sinks(rng, heads, device):
+    """Of a score that takes nearly all, one that takes nearly nothing, and some between."""
+    found = rng.standard_normal(heads) * 2
+    found[0], found[-1] = 12.0, -30.0
+    return torch.from_numpy(found.astype(np.float32)).to(device)
 
 
 def random_queries(rng, num_tokens, shape, device):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
+from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries, random_sinks
 
 from twostroke.backends.cuda.kernels import decode_cuts
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
@@ -26,10 +26,12 @@ WIDE = WalkConfig(block=32, warps=4, stages=3, ahead=1)
 
 def check(
     device, contexts, *, heads=4, kv_heads=2, head_dim=64, page=16, config=SMALL, dtype=torch.float32,
-    window=None, softcap=None, padding=0, num_sms=4, plan=None, seed=0, calls=1,
+    window=None, softcap=None, padding=0, num_sms=4, plan=None, seed=0, calls=1, has_sinks=False,
 ):  # fmt: skip
     rng = np.random.default_rng(seed)
-    shape, scoring = AttentionShape(heads, kv_heads, head_dim, page, dtype), Scoring(head_dim**-0.5, window, softcap)
+    sinks = random_sinks(rng, heads, device) if has_sinks else None
+    shape = AttentionShape(heads, kv_heads, head_dim, page, dtype)
+    scoring = Scoring(head_dim**-0.5, window, softcap, sinks=sinks)
     cache = PagedCache.random(rng, contexts, shape, device)
     num_tokens = len(contexts) + padding
     # Rows in any order; padding reads the scratch page, which its own result alone may show.
@@ -97,6 +99,12 @@ def test_windows(device, window):
 
 def test_soft_cap(device):
     check(device, [50, 9], softcap=2.0)
+
+
+@pytest.mark.parametrize("contexts, window", [([150], None), ([90, 3, 41], None), ([90, 3, 41], 20)])
+@pytest.mark.parametrize("heads, kv_heads", [(6, 2), (8, 1)])
+def test_sinks_take_their_share_once_however_keys_are_cut(device, contexts, window, heads, kv_heads):
+    check(device, contexts, heads=heads, kv_heads=kv_heads, window=window, has_sinks=True)
 
 
 def test_a_soft_cap_far_below_the_scores_does_not_overflow(device):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 from tests.backends.cuda.emulation import COMPILER, attend_emulated, build
+from tests.backends.cuda.paged import random_sinks
 from tests.backends.cuda.prefill_case import PrefillCase
 
 from twostroke.backends.cuda import native
@@ -58,14 +59,28 @@ WIDE, NARROW, LOW = FlashOptions(128, 192), FlashOptions(128, 64), FlashOptions(
     ],
 )
 def test_segments_on_an_emulated_device(options, shape, window, softcap, tmp_path):
-    emulate = build(tmp_path, options, shape, Scoring(1.0, window, softcap))
+    check_emulated(options, shape, window, softcap, tmp_path)
+
+
+@pytest.mark.skipif(
+    COMPILER is None or torch.cuda.is_available(), reason="needs a C++ compiler, and Triton's interpreter for the rest"
+)
+def test_sinks_on_an_emulated_device(tmp_path):
+    """As gpt-oss has them: heads of 64 in groups of 8, with a window; tiles whole and in parts."""
+    sinks = random_sinks(np.random.default_rng(3), 8, "cpu")
+    check_emulated(LOW, AttentionShape(8, 1, 64, 64, BF16), 128, None, tmp_path, sinks)
+
+
+def check_emulated(options, shape, window, softcap, tmp_path, sinks=None):
+    emulate = build(tmp_path, options, shape, Scoring(1.0, window, softcap, sinks=sinks))
     rng = np.random.default_rng(shape.heads + shape.page)
     for seed, (name, (counts, starts)) in enumerate(SEGMENTS.items()):
         case = PrefillCase.random(
             rng, counts, starts, shape, "cpu", tile_rows=options.tile_rows, window=window,
             num_sms=1 if name == "many pages" else 4, padding=seed % 2,
         )  # fmt: skip
-        scoring = Scoring(0.5 if seed % 2 else shape.head_dim**-0.5, window, softcap)  # a high one moves peaks far
+        scale = 0.5 if seed % 2 else shape.head_dim**-0.5  # a high one moves peaks far
+        scoring = Scoring(scale, window, softcap, sinks=sinks)
         attend_emulated(emulate, case, scoring, programs=2, seed=seed, heads_at_once=1 + seed % shape.kv_heads)
         case.check(scoring, sample=6, rng=rng)
 

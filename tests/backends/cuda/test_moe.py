@@ -158,7 +158,7 @@ def test_gelu_and_a_residual_in_place(path: Any, device: str) -> None:
     residual = inputs(60, torch.float32, device)[:6].clone()
     expected = residual + expected_output(MOE, weights, x, "gelu_tanh")
     scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, x.dtype, device)
-    block = MoeBlock(MOE, weights, choices(path, x.dtype, device), "gelu_tanh")
+    block = MoeBlock(replace(MOE, activation="gelu_tanh"), weights, choices(path, x.dtype, device))
     block.forward(x, residual, scratch, residual=residual)
     assert_close(residual, expected)
 

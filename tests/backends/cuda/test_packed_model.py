@@ -155,9 +155,9 @@ def test_a_layer_s_experts(activation: Any, asked: Asked, device: str) -> None:
         x = torch.randn(num_tokens, hidden, device=device).to(BF16)
         found, plain = (torch.full_like(x, float("nan")) for _ in range(2))
         before = asked.experts
-        MoeBlock(spec, weights, choices, activation).forward(x, found, scratch)
+        MoeBlock(replace(spec, activation=activation), weights, choices).forward(x, found, scratch)
         assert asked.experts - before == (2 if is_packed else 0)
-        MoeBlock(spec, seen, choices, activation).forward(x, plain, scratch)
+        MoeBlock(replace(spec, activation=activation), seen, choices).forward(x, plain, scratch)
         # Gates, expert's results and their sum, of both; the interpreter cuts bf16 off.
         assert_near(found, plain.float(), BF16, roundings=3)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.backends.cuda.paged import random_sinks
 from tests.backends.cuda.prefill_case import PrefillCase
 
 from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring, WalkConfig
@@ -13,10 +14,11 @@ SMALL = WalkConfig(block=16, warps=4, stages=2)
 
 def check(
     device, counts, starts, *, heads=4, kv_heads=2, head_dim=64, page=16, dtype=torch.float32,
-    window=None, softcap=None, seed=0, config=SMALL, **tiling,
+    window=None, softcap=None, seed=0, config=SMALL, has_sinks=False, **tiling,
 ):  # fmt: skip
-    shape, scoring = AttentionShape(heads, kv_heads, head_dim, page, dtype), Scoring(head_dim**-0.5, window, softcap)
-    case = PrefillCase.random(np.random.default_rng(seed), counts, starts, shape, device, window=window, **tiling)
+    rng, shape = np.random.default_rng(seed), AttentionShape(heads, kv_heads, head_dim, page, dtype)
+    scoring = Scoring(head_dim**-0.5, window, softcap, sinks=random_sinks(rng, heads, device) if has_sinks else None)
+    case = PrefillCase.random(rng, counts, starts, shape, device, window=window, **tiling)
     case.run(attend, scoring, config=config)
     case.check(scoring)
     return case
@@ -48,6 +50,12 @@ def test_half_precision(device, dtype):
 @pytest.mark.parametrize("window", [1, 5, 16, 30, 1000])
 def test_windows(device, window):
     check(device, [25, 3], [40, 0], window=window)
+
+
+@pytest.mark.parametrize("counts, starts, window", [([12, 3], [0, 20], None), ([9], [600], None), ([9], [600], 70)])
+def test_sinks_take_their_share_once_however_keys_are_cut(device, counts, starts, window):
+    case = check(device, counts, starts, heads=4, kv_heads=1, num_sms=6, window=window, has_sinks=True)
+    assert (case.work.part_items > 0) == (starts == [600])
 
 
 def test_soft_cap(device):

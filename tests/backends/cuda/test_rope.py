@@ -35,7 +35,7 @@ def expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, q_nor
     return q, k, v
 
 
-def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, heads_per_program=None):
+def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, heads_per_program=None, grows=False):
     """Two rows and the padding row, at positions on both sides of a block's end, against transformers."""
     width = (heads + 2 * kv_heads) * head_dim
     positions = torch.tensor([0, 15, 16, 33, 0, 5], dtype=torch.int32, device=device)
@@ -47,9 +47,13 @@ def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, head
     cos_sin = angles(rope_dim, device)
     q, k, v = expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, *norms)
     before = qkv.clone()
+    growth = torch.linspace(1, 2, MAX_CONTEXT, device=device) if grows else None
+    if growth is not None:
+        q = q * growth[positions.long()][:, None, None]
     rope_and_store(
-        qkv, cos_sin, positions, rows, PagedKV(*caches, table), *norms, eps=EPS, heads_per_program=heads_per_program
-    )
+        qkv, cos_sin, positions, rows, PagedKV(*caches, table), *norms, eps=EPS, heads_per_program=heads_per_program,
+        growth=growth,
+    )  # fmt: skip
     assert_close(qkv[:, : heads * head_dim], q.flatten(1))
     assert torch.equal(qkv[:, heads * head_dim :], before[:, heads * head_dim :])
     for cache, values in zip(caches, (k, v), strict=True):
@@ -64,6 +68,11 @@ def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, head
 @pytest.mark.parametrize("normed", [False, True])
 def test_rope_is_transformers(device, dtype, normed):
     check(device, dtype, heads=4, kv_heads=2, head_dim=32, rope_dim=32, normed=normed)
+
+
+@pytest.mark.parametrize("rope_dim", [32, 16])
+def test_queries_grow_and_keys_do_not(device, rope_dim):
+    check(device, torch.float32, heads=4, kv_heads=2, head_dim=32, rope_dim=rope_dim, grows=True)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ GGUF_VARIANTS = (
     "deepseek_v2_lite",
     "deepseek_v3",
     "gpt_oss",
+    "minimax_m2",
+    "gemma4",
+    "gemma4_large",
+    "gemma4_moe",
     "lfm2",
     "lfm2_moe",
     "qwen3_next",
@@ -60,6 +64,11 @@ GGUF_VARIANTS = (
     "qwen3_5_moe",
     "granite_hybrid",
     "granite_hybrid_dense",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "seed_oss",
+    "ernie4_5",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit, groups of Granite's heads.

@@ -4,6 +4,8 @@ too few of these to keep every thread busy, one span of one query's keys."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,10 +15,38 @@ from twostroke.backends.cpu.shape import SPAN, KernelShape
 from twostroke.backends.host.batch import Batch
 
 Int32Array = npt.NDArray[np.int32]
-_PIECES_A_THREAD = 4
+PIECES_A_THREAD = 4
 """With fewer pieces than this for each thread, single queries are split: the last to end would keep all others
 waiting."""
-_TILES_A_THREAD = 3
+TILES_A_THREAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """[pieces, fields of QueryBlockField] each."""
+
+    blocks: Int32Array
+    logit_blocks: Int32Array
+    """Of the tokens whose logits are wanted alone."""
+    chunk_blocks: Int32Array
+    """Of latent attention, whose chunks go a way of their own."""
+    head_parts: int = 1
+    """Of latent attention: pieces that the heads of a query are cut into."""
+
+
+class SpanRoom:
+    """The memory that pieces of one query meet in."""
+
+    def __init__(self, head_groups: int, result_floats: int) -> None:
+        self._head_groups, self._result_floats = head_groups, result_floats
+        self.results = float_zeros(0)
+        self.counts = zeros((0,), np.int64)
+
+    def make(self, num_spans: int) -> None:
+        count = num_spans * self._head_groups
+        if count > len(self.counts):
+            self.results = float_zeros(2 * count * self._result_floats)
+            self.counts = zeros((2 * count,), np.int64)
 
 
 class AttentionWork:
@@ -25,9 +55,12 @@ class AttentionWork:
         self._tile = shape.queries_a_tile(accumulators)
         self._head_groups = num_kv_heads * shape.head_groups_per_kv_head
         self._threads = threads
-        self._result_floats = shape.span_result_floats
-        self.span_results = float_zeros(0)
-        self.span_counts = zeros((0,), np.int64)
+        self.room = SpanRoom(self._head_groups, shape.span_result_floats)
+
+    def pieces(self, batch: Batch) -> Pieces:
+        blocks = self.blocks(batch)
+        logit_blocks = blocks if len(batch.logit_rows) == batch.num_tokens else self.logit_blocks(batch)
+        return Pieces(blocks, logit_blocks, no_blocks())
 
     def blocks(self, batch: Batch) -> Int32Array:
         """[pieces, fields of QueryBlockField] of all tokens; makes room for the results of split queries."""
@@ -50,9 +83,9 @@ class AttentionWork:
         return self._joined(singles, batch, np.flatnonzero(is_whole).tolist())
 
     def _joined(self, singles: Int32Array, batch: Batch, chunks: range | list[int]) -> Int32Array:
-        if self._threads > 1 and 0 < len(singles) * self._head_groups < _PIECES_A_THREAD * self._threads:
+        if self._threads > 1 and 0 < len(singles) * self._head_groups < PIECES_A_THREAD * self._threads:
             singles = split_queries(singles)
-            self._make_room(len(singles))
+            self.room.make(len(singles))
         if not chunks:
             return singles
         tile = self._tile_for(int(batch.segment_count[chunks].sum()))
@@ -61,14 +94,8 @@ class AttentionWork:
     def _tile_for(self, num_tokens: int) -> int:
         """As large a tile as still leaves every thread several pieces. A little more rather than less, which would
         leave a small piece over: those dealt in runs must cost nearly the same."""
-        fair = -(-num_tokens * self._head_groups // (_TILES_A_THREAD * self._threads))
+        fair = -(-num_tokens * self._head_groups // (TILES_A_THREAD * self._threads))
         return min(self._tile, padded(fair, self._together))
-
-    def _make_room(self, num_spans: int) -> None:
-        count = num_spans * self._head_groups
-        if count > len(self.span_counts):
-            self.span_results = float_zeros(2 * count * self._result_floats)
-            self.span_counts = zeros((2 * count,), np.int64)
 
 
 def attends_by_rows(batch: Batch) -> bool:
@@ -79,6 +106,10 @@ def attends_by_rows(batch: Batch) -> bool:
 
 def _records(count: int) -> Int32Array:
     return np.zeros((count, len(QueryBlockField)), dtype=np.int32)
+
+
+def no_blocks() -> Int32Array:
+    return _records(0)
 
 
 def single_queries(tokens: Int32Array, positions: Int32Array, segments: npt.NDArray[np.integer]) -> Int32Array:

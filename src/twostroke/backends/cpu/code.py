@@ -28,6 +28,11 @@ def code_for(shape: KernelShape, isa: InstructionSet) -> NativeCode:
 
     parts = {f"attention-{shape.attention_key}": attention, f"rows-{shape.activation}": rows, "threads": threads}
     parts |= {f"products-{kind.name}": partial(products, kind) for kind in shape.tile_kinds}
+    if shape.num_experts:
+        parts["routing"] = lambda: str(_generators().routing_text(isa))
+    if shape.recurrent is not None:
+        own = shape.recurrent
+        parts[f"recurrent-{own.key}"] = lambda: str(_generators().recurrent_text(own, isa))
     return load_or_compile(parts, isa)
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from twostroke.backends.cuda.kernels.product import padded_rows
+from twostroke.backends.cuda.latent import LatentBuffers
+from twostroke.backends.cuda.model_matrices import widest_mlp
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
 
 
 class Buffers:
@@ -30,19 +32,29 @@ class Buffers:
         def empty(width: int) -> torch.Tensor:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
-        attention = spec.layers[0].grouped
-        attention_width = attention.query_width
+        attention = spec.layers[0].attention
+        assert isinstance(attention, GroupedAttention | LatentAttention)
+        first_width, attention_width = attention.query_width, attention.query_width
+        self.latent = None
+        if isinstance(attention, LatentAttention):
+            attention_width = attention.num_heads * attention.value_dim
+            first_width = attention.query_width if attention.query_rank is None else attention.query_rank
+            self.latent = LatentBuffers(attention, num_tokens, dtype, device)
         self.positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self.residual = empty(spec.hidden_size)
         self.normed = empty(spec.hidden_size)
-        self.qkv = empty(attention_width + attention.kv_values)
+        self.qkv = empty(first_width + attention.kv_values)
         self.attention = empty(attention_width)
-        self.activated = empty(spec.dense_width)
+        self.activated = empty(widest_mlp(spec))
         self.products = ProductScratch(spec, num_tokens, dtype, device, held)
         self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, attention_width, dtype=dtype, device=device)
         self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
+
+    def activated_of(self, num_rows: int, width: int) -> torch.Tensor:
+        """Of an MLP of this width, which may be less than the widest  # [num_rows, width]"""
+        return self.activated.view(-1)[: num_rows * width].view(num_rows, width)
 
     def clear_padding(self, num_rows: int) -> None:
         """Products of `num_rows` rows multiply some behind them, too, and drop the results. Zeros take less power than

@@ -12,18 +12,19 @@ import torch
 
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
+from twostroke.backends.cuda.kernels.activation import scale_by_gate
 from twostroke.backends.cuda.kernels.embedding import Positions, gather
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
-from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
-from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
-from twostroke.backends.cuda.moe import MoeBlock, MoeWeights
+from twostroke.backends.cuda.latent import LatentKernels
+from twostroke.backends.cuda.matrix import Matrix
+from twostroke.backends.cuda.mixers import mixers_of
+from twostroke.backends.cuda.moe import MoeBlock, MoeWeights, SharedWeights
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import LayerWeights, Weights
-from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import ModelSpec
 
 
@@ -58,7 +59,7 @@ class Decoder:
         spec: ModelSpec,
         weights: Weights,
         kv: KVStore,
-        attention: Attention,
+        attention: Attention | LatentKernels,
         buffers: Buffers,
         rows: DeviceRows,
         max_context: int,
@@ -66,14 +67,8 @@ class Decoder:
     ) -> None:
         self._spec, self.weights, self._attention = spec, weights, attention
         self._buffers, self._rows = buffers, rows
-        self._paged = [
-            PagedKV(keys, values, rows.tables[group])
-            for keys, values, group in zip(kv.keys, kv.values, kv.group_of, strict=True)
-        ]
-        heads = [layer.grouped for layer in spec.layers]
-        self._scorings = [Scoring(own.scale, own.window, own.softcap) for own in heads]
         self._products = Products(spec, buffers.products, choices)
-        ropes = {layer.grouped.rope for layer in spec.layers}
+        self._mixers = mixers_of(spec, weights, kv, attention, buffers, rows, max_context, self._products)
         shapes = spec.tensor_shapes()
         in_layers = sum(prod(size) for name, size in shapes.items() if name not in ("embedding", "output"))
         if (moe := spec.moe) is not None:
@@ -85,12 +80,9 @@ class Decoder:
         """One of each kind: enough to meet every kernel of all of them, and of no other use."""
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
-            MoeBlock(own.moe, layer.mlp, choices, own.moe.activation)
-            if own.moe and isinstance(layer.mlp, MoeWeights)
-            else None
+            MoeBlock(own.moe, layer.mlp, choices) if own.moe and isinstance(layer.mlp, MoeWeights) else None
             for own, layer in zip(spec.layers, weights.layers, strict=True)
         ]
-        self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
         self._follow: Follow | None = None
         self.before_layer: Callable[[int], None] | None = None
         """Called before each layer of a pass that no graph holds: its KV may still be on its way."""
@@ -111,23 +103,32 @@ class Decoder:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
         the experts', which layers share."""
         self._attention.prepare(self._windows)
-        layer, buffers, products = self.weights.layers[0], self._buffers, self._products
-        most = len(buffers.residual)
-        for rows in (rows for rows in products.long_rows(layer.qkv) if rows <= most):
-            products.multiply(self._stream(rows), layer.attention_norm, layer.qkv, buffers.qkv[:rows])
-        joins = [(layer.o, buffers.attention)]
-        if not isinstance(layer.mlp, MoeWeights):
-            gates = layer.mlp.gate_up
-            for rows in (rows for rows in products.long_rows(gates) if rows <= most):
-                products.multiply(self._stream(rows), layer.mlp_norm, gates, buffers.activated[:rows])
-            joins.append((layer.mlp.down, buffers.activated))
-        for matrix, inputs in joins:
-            for rows in (rows for rows in products.long_rows(matrix) if rows <= most):
-                post, following = layer.post_mlp_norm, layer.mlp_norm
-                products.join(inputs[:rows], matrix, self._stream(rows), post, following)
+        for index in self.distinct_layers:
+            self._prepare_layer(self.weights.layers[index])
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
         if experts is not None and scratch is not None:
             experts.prepare(scratch)
+
+    def _prepare_layer(self, layer: LayerWeights) -> None:
+        buffers, products = self._buffers, self._products
+
+        def each(matrix: Matrix) -> list[int]:
+            return [rows for rows in products.long_rows(matrix) if rows <= len(buffers.residual)]
+
+        self._mixers.prepare(layer, len(buffers.residual))
+        for rows in each(layer.qkv):
+            products.multiply(self._stream(rows), layer.attention_norm, layer.qkv, buffers.qkv[:rows])
+        for rows in each(layer.o):
+            products.join(buffers.attention[:rows], layer.o, self._stream(rows), layer.post_mlp_norm, layer.mlp_norm)
+        mlp = layer.mlp.shared if isinstance(layer.mlp, MoeWeights) else layer.mlp
+        if mlp is not None:
+            width = mlp.gate_up.product.outputs
+            for rows in each(mlp.gate_up):
+                out = buffers.activated_of(rows, width)
+                products.multiply(self._stream(rows), layer.mlp_norm, mlp.gate_up, out)
+            for rows in each(mlp.down):
+                inputs, following = buffers.activated_of(rows, width), layer.mlp_norm
+                products.join(inputs, mlp.down, self._stream(rows), layer.post_mlp_norm, following)
 
     def _stream(self, num_rows: int) -> Stream:
         return Stream(self._buffers.residual[:num_rows], self._buffers.normed[:num_rows])
@@ -178,10 +179,10 @@ class Decoder:
                 self.before_layer(index)
             qkv = self._buffers.qkv[: len(tokens)]
             self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)
-            self._rotate_and_store(index, layer, qkv, tokens)
+            queries = self._mixers.store(index, layer, qkv, tokens.positions, tokens.rows)
             if index == last and selected is not None and len(selected) == 0:
                 return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            mixed = self._attend(index, qkv, tokens, decodes, prefill)
+            mixed = self._attend(index, layer, queries, tokens, decodes, prefill)
             if index == last and selected is not None:
                 mixed, stream = self._select(mixed, stream.residual, selected)
             self._finish(index, layer, mixed, stream)
@@ -221,7 +222,7 @@ class Decoder:
                 next_norm = None
             self._mix_experts(index, layer, stream, next_norm)
             return
-        activated = self._buffers.activated[:num_rows]
+        activated = self._buffers.activated_of(num_rows, mlp.gate_up.product.outputs)
         products.multiply(stream, layer.mlp_norm, mlp.gate_up, activated)
         products.join(activated, mlp.down, stream, layer.post_mlp_norm, next_norm)
 
@@ -229,42 +230,34 @@ class Decoder:
         experts, scratch, residual = self._experts[index], self._buffers.experts, stream.residual
         assert experts is not None and scratch is not None
         normed = self._products.normed(stream, layer.mlp_norm)
+        if isinstance(layer.mlp, MoeWeights) and layer.mlp.shared is not None:
+            self._add_shared(layer, layer.mlp.shared, stream, normed)
         following = None if next_norm is None else NextNorm(next_norm, normed, self._spec.norm_eps)
         experts.forward(normed, residual, scratch, residual=residual, next_norm=following)
         stream.normed_by = next_norm
 
-    def _rotate_and_store(self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays) -> None:
-        """Queries are rotated to where they are read; keys and values go to the store."""
-        cos_sin, norms = self._rotations[self._spec.layers[index].grouped.rope], (layer.q_norm, layer.k_norm)
-        kv, eps = self._paged[index], self._spec.norm_eps
-        rope_and_store(qkv, cos_sin, tokens.positions, tokens.rows, kv, *norms, eps=eps)
+    def _add_shared(self, layer: LayerWeights, shared: SharedWeights, stream: Stream, normed: torch.Tensor) -> None:
+        """What every token's own MLP finds joins the residual stream; `normed` stays as it is, for the experts."""
+        activated = self._buffers.activated_of(len(normed), shared.gate_up.product.outputs)
+        self._products.multiply(stream, layer.mlp_norm, shared.gate_up, activated)
+        if shared.router is not None:
+            scale_by_gate(normed, shared.router, activated)
+        self._products.join(activated, shared.down, stream, None, None)
 
     def _attend(
         self,
         index: int,
-        qkv: torch.Tensor,
+        layer: LayerWeights,
+        queries: torch.Tensor,
         tokens: TokenArrays,
         decodes: Decodes,
         prefill: PrefillWork | None,
     ) -> torch.Tensor:
-        """Each phase by its own path  # [num_tokens, heads * head_dim]"""
-        own, kv = self._spec.layers[index].grouped, self._paged[index]
-        queries = qkv.view(len(tokens), -1, own.head_dim)[:, : own.num_heads]
+        """Each phase by its own path  # [num_tokens, heads * the width of a head's values]"""
         out = self._buffers.attention[: len(tokens)]
         if slots := decodes.slots:
             rows, positions = tokens.rows[:slots], tokens.positions[:slots]
-            self._attention.decode(
-                queries[:slots], kv, rows, positions, out[:slots], self._scorings[index], decodes.width
-            )
+            self._mixers.decode(index, layer, queries[:slots], positions, rows, out[:slots], decodes.width)
         if prefill is not None:
-            self._attention.prefill(queries, kv, prefill, out, self._scorings[index])
+            self._mixers.prefill(index, layer, queries, prefill, out)
         return out
-
-
-def rotation(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
-    """Cosines, then sines, of every position # [max_context, rope dim] float32. Angles in float64: at position 100,000
-    a float32 angle is off by a hundredth of a radian."""
-    frequencies = torch.tensor(rope.inverse_frequencies(max_context), dtype=torch.float64, device=device)
-    angles = torch.arange(max_context, dtype=torch.float64, device=device)[:, None] * frequencies
-    both = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
-    return both.to(torch.float32).contiguous()

@@ -15,7 +15,7 @@ from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import STORED, Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import DenseMlp, ModelSpec, expert_name, layer_name
+from twostroke.models.spec import DenseMlp, LatentAttention, ModelSpec, MoeSpec, expert_name, layer_name
 
 ELEMENT_BYTES = 2
 """Of a weight in the type that is computed in."""
@@ -43,6 +43,8 @@ class ModelMatrix:
     def has_copy(self, choices: Choices) -> bool:
         """Whether decode reads a packed copy of it."""
         product = self.product
+        if self.kind == "expand":  # which decode does not multiply by: it takes the heads one by one
+            return False
         return choices.reads(product, "packed", (product.experts,) if product.experts else (1, 16, 64))
 
 
@@ -57,24 +59,44 @@ def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
         return ModelMatrix(kind, layer_name(index, kind), product, *names)
 
     layer, hidden = spec.layers[index], spec.hidden_size
-    attention, mlp = layer.grouped, layer.present_mlp
+    attention, mlp = layer.attention, layer.present_mlp
     joins: Role = "sandwich" if layer.sandwich_norms else "join"
-    qkv = Product("plain", attention.query_width + attention.kv_values, hidden, has_bias=attention.qkv_bias)
-    output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)
-    found = [
-        matrix("qkv", qkv, ("q", "k", "v"), ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
-        matrix("o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
-    ]
-    experts, width, names = 0, 0, [""]
-    if isinstance(mlp, DenseMlp):
-        width = mlp.intermediate_size
+    if isinstance(attention, LatentAttention):
+        queries = attention.query_width if attention.query_rank is None else attention.query_rank
+        first = ("q" if attention.query_rank is None else "q_a", "kv_a")
+        found = [matrix("qkv", Product("plain", queries + attention.kv_values, hidden), first)]
+        if attention.query_rank is not None:
+            found.append(matrix("q_b", Product("plain", attention.query_width, attention.query_rank), ("q_b",)))
+        found.append(matrix("expand", Product("plain", attention.expanded_width, attention.rank), ("kv_b",)))
+        found.append(matrix("o", Product(joins, hidden, attention.num_heads * attention.value_dim), ("o",)))
     else:
-        experts, width = mlp.num_experts, mlp.expert_intermediate_size
-        names = [expert_name(expert, "") for expert in range(experts)]
-    gates = (f"{name}{part}" for name in names for part in ("gate", "up"))
-    found.append(matrix("gate_up", Product("gated", width, hidden, experts=experts), gates))
-    found.append(matrix("down", Product(joins, hidden, width, experts=experts), (f"{name}down" for name in names)))
+        attention = layer.grouped
+        qkv = Product("plain", attention.query_width + attention.kv_values, hidden, has_bias=attention.qkv_bias)
+        output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)
+        found = [
+            matrix("qkv", qkv, ("q", "k", "v"), ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
+            matrix("o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
+        ]
+    one, experts = (mlp, 0) if isinstance(mlp, DenseMlp) else (mlp.expert, mlp.num_experts)
+    names = [expert_name(expert, "") for expert in range(experts)] or [""]
+    gates = [f"{name}{part}" for name in names for part in ("gate", "up")]
+    downs = [f"{name}down" for name in names]
+    width, has_bias = one.intermediate_size, one.has_bias
+    inner = Product("gated", width, hidden, has_bias, experts, is_clamped=one.clamp is not None)
+    outer = Product(joins, hidden, width, has_bias, experts)
+    for kind, product, tensors in (("gate_up", inner, gates), ("down", outer, downs)):
+        found.append(matrix(kind, product, tensors, (f"{name}_bias" for name in tensors) if has_bias else ()))
+    if isinstance(mlp, MoeSpec) and mlp.shared is not None:
+        width = mlp.shared.intermediate_size
+        found.append(matrix("shared_gate_up", Product("gated", width, hidden), ("shared.gate", "shared.up")))
+        found.append(matrix("shared_down", Product(joins, hidden, width), ("shared.down",)))
     return found
+
+
+def widest_mlp(spec: ModelSpec) -> int:
+    """Of those that every token meets; 0: there is none."""
+    shared = (layer.moe.shared for layer in spec.layers if layer.moe is not None)
+    return max([spec.dense_width, *(mlp.intermediate_size for mlp in shared if mlp is not None)])
 
 
 def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:

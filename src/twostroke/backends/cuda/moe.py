@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_routing
-from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.activation import Gate, activation_of
+from twostroke.backends.cuda.kernels.expert_choice import RouterTerms
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile, GroupedTile, HopperTile
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
+from twostroke.backends.cuda.kernels.moe_decode import Routed
 from twostroke.backends.cuda.kernels.moe_grouped import grouped_matmul
 from twostroke.backends.cuda.kernels.moe_routing import Order, RoutingScratch
 from twostroke.backends.cuda.kernels.norms import rms_norm
@@ -23,10 +25,27 @@ from twostroke.models.spec import MoeSpec
 
 
 @dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """Of an MLP beside the experts, that every token meets."""
+
+    gate_up: Matrix  # [2 * intermediate, hidden]: gate, then up
+    down: Matrix  # [hidden, intermediate]
+    router: torch.Tensor | None  # [1, hidden]: of its share
+
+
+@dataclass(frozen=True, slots=True)
 class MoeWeights:
     router: torch.Tensor  # [experts, hidden]
     gate_up: Matrix  # [experts, 2 * intermediate, hidden]: gate, then up
     down: Matrix  # [experts, hidden, intermediate]
+    router_bias: torch.Tensor | None = None  # float32 [experts]
+    router_correction: torch.Tensor | None = None  # float32 [experts]
+    shared: SharedWeights | None = None
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        own = self.gate_up, self.down
+        return own if self.shared is None else (*own, self.shared.gate_up, self.shared.down)
 
 
 class MoeScratch:
@@ -46,6 +65,7 @@ class MoeScratch:
         self.starts = integers(experts + 1)
         self.sorted_pairs = integers(pairs)
         self.rows = integers(max_tokens, top_k)
+        self.chosen = integers(max_tokens, top_k)
         self.activations = torch.zeros(pairs, moe.expert_intermediate_size, dtype=dtype, device=device)
         # A few tokens never need these: their experts are summed where they are computed.
         self.expert_outputs = torch.zeros(pairs, hidden_size, dtype=dtype, device=device)
@@ -56,8 +76,10 @@ class MoeScratch:
 
 
 class MoeBlock:
-    def __init__(self, moe: MoeSpec, weights: MoeWeights, choices: Choices, activation: Activation = "silu") -> None:
-        self._moe, self._weights, self._choices, self._activation = moe, weights, choices, activation
+    def __init__(self, moe: MoeSpec, weights: MoeWeights, choices: Choices) -> None:
+        self._moe, self._weights, self._choices = moe, weights, choices
+        self._gate: Gate = moe.activation if moe.clamp is None else moe.clamp
+        self._terms = RouterTerms(moe.routing, weights.router_bias, weights.router_correction)
 
     def forward(
         self,
@@ -80,7 +102,7 @@ class MoeBlock:
             return
         shares, rows, order = scratch.shares[:num_tokens], scratch.rows[:num_tokens], scratch.order(num_pairs)
         router, normalise = weights.router, moe.normalise_weights
-        moe_routing.route(x, router, scratch.routing, shares, order, rows, normalise=normalise)
+        moe_routing.route(x, router, scratch.routing, shares, order, rows, normalise=normalise, terms=self._terms)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
         self.multiply(x, weights.gate_up, activations, order, gates)
         self.multiply(activations, weights.down, outputs, order, self._choice(weights.down, num_pairs))
@@ -100,16 +122,16 @@ class MoeBlock:
         self, inputs: torch.Tensor, matrix: Matrix, results: torch.Tensor, order: Order, choice: KernelChoice
     ) -> None:
         """See `grouped_matmul`."""
-        tile, kind = choice.tile, self._activation if matrix.product.is_gated else None
+        tile, kind = choice.tile, self._gate if matrix.product.is_gated else None
         if isinstance(tile, PackedTile):
-            packed, num_sms = matrix.packed, self._choices.card.num_sms
+            packed, num_sms, own = matrix.packed, self._choices.card.num_sms, activation_of(kind)
             assert packed is not None
-            packed_experts_product(inputs, packed, results, order, tile=tile, num_sms=num_sms, gated=kind)
+            packed_experts_product(inputs, packed, results, order, tile=tile, num_sms=num_sms, gated=own)
         elif isinstance(tile, HopperTile):
-            hopper_grouped_matmul(inputs, matrix.weight, results, order, tile=tile, gated=kind)
+            hopper_grouped_matmul(inputs, matrix.weight, results, order, tile=tile, gated=activation_of(kind))
         else:
             assert isinstance(tile, GroupedTile)
-            grouped_matmul(inputs, matrix.weight, results, order, tile=tile, gated=kind)
+            grouped_matmul(inputs, matrix.weight, results, order, tile=tile, bias=matrix.bias, gated=kind)
 
     def _choice(self, matrix: Matrix, num_pairs: int) -> KernelChoice:
         return self._choices.of(matrix.product, num_pairs, matrix.form_names)
@@ -117,12 +139,26 @@ class MoeBlock:
     def _few(
         self, x: torch.Tensor, out: torch.Tensor, scratch: MoeScratch, residual: torch.Tensor | None, tile: FewTile
     ) -> None:
-        top_k, weights = self._moe.experts_per_token, self._weights
-        logits, activations = scratch.logits[: len(x)], scratch.activations[: len(x) * top_k]
-        moe_decode.router_logits(x, weights.router, logits)
-        gate_up, down, kind = weights.gate_up.weight, weights.down.weight, self._activation
-        moe_decode.few_tokens_gate_up(x, logits, gate_up, activations, top_k=top_k, kind=kind, tile=tile)
+        routed, weights = self._route_few(x, scratch), self._weights
+        activations = scratch.activations[: len(x) * routed.top_k]
+        gate_up, down = weights.gate_up, weights.down
+        moe_decode.few_tokens_gate_up(
+            x, routed, gate_up.weight, activations, bias=gate_up.bias, kind=self._gate, tile=tile
+        )
         normalise = self._moe.normalise_weights
         moe_decode.few_tokens_down(
-            activations, logits, down, out, top_k=top_k, normalise=normalise, residual=residual, tile=tile
+            activations, routed, down.weight, out, normalise=normalise, bias=down.bias, residual=residual, tile=tile
         )
+
+    def _route_few(self, x: torch.Tensor, scratch: MoeScratch) -> Routed:
+        top_k, router, num_tokens = self._moe.experts_per_token, self._weights.router, len(x)
+        if self._terms.is_plain:
+            logits = scratch.logits[:num_tokens]
+            moe_decode.router_logits(x, router, logits)
+            return Routed(top_k, logits)
+        shares, chosen = scratch.shares[:num_tokens], scratch.chosen[:num_tokens]
+        tile, normalise = moe_routing.choose_tile(num_tokens), self._moe.normalise_weights
+        moe_routing.choose_experts(
+            x, router, scratch.routing, shares, normalise=normalise, terms=self._terms, tile=tile, chosen=chosen
+        )
+        return Routed(top_k, chosen=chosen, shares=shares)

@@ -24,7 +24,7 @@ from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
 from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix
-from twostroke.backends.cuda.model_matrices import layer_matrices, offered_on
+from twostroke.backends.cuda.model_matrices import model_matrices, offered_on, widest_mlp
 from twostroke.backends.cuda.native import why_not
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held, is_low_bit
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
@@ -63,15 +63,21 @@ class ProductScratch:
     ) -> None:
         """`held`: how layers' matrices are held."""
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
-        self.gate_up = torch.zeros(num_tokens, 2 * spec.dense_width, dtype=dtype, device=device)
+        self.gate_up = torch.zeros(num_tokens * 2 * widest_mlp(spec), dtype=dtype, device=device)
         self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
-        shapes = [matrix.product.shape for matrix in layer_matrices(spec, 0)] if held.codes else [(0, 0)]
+        products = {matrix.product for matrix in model_matrices(spec) if matrix.kind != "head"}
+        shapes = [product.shape for product in products] if held.codes else [(0, 0)]
         self.unpacked = torch.zeros(max(prod(shape) for shape in shapes), dtype=dtype, device=device)
         widest = max(shape[-1] for shape in shapes)
         self.ordered = torch.zeros(num_tokens * widest if held.with_order else 0, dtype=dtype, device=device)
         width = FP8.rounds(widest) * LOW_BIT_DEPTH if FP8 in held.codes.values() else 0
         self.eights = torch.zeros(num_tokens * width, dtype=torch.uint8, device=device)
         self.eight_scales = torch.zeros(num_tokens if width else 0, dtype=torch.float32, device=device)
+
+    def gates_of(self, out: torch.Tensor) -> torch.Tensor:
+        """Room for the gates and ups of a result  # [num_rows, 2 * outputs]"""
+        num_rows, outputs = out.shape
+        return self.gate_up[: num_rows * 2 * outputs].view(num_rows, 2 * outputs)
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +192,7 @@ def _multiply_plain(call: Call, weight: torch.Tensor) -> None:
     """weight: [outputs, width] in the type that is computed in"""
     x, out, bias, weight = call.x, call.out, call.matrix.bias, weight.t()
     if call.gated is not None:
-        gate_up = call.scratch.gate_up[: len(x)]
+        gate_up = call.scratch.gates_of(out)
         torch.mm(x, weight, out=gate_up)
         gated(gate_up, out, kind=call.gated)
     elif bias is not None:
@@ -241,7 +247,7 @@ def _by_scaling(call: Call) -> None:
     width = weight.data.shape[1]
     eights, scales = scratch.eights[: len(x) * width].view(-1, width), scratch.eight_scales[: len(x)]
     quantise_rows(x, eights, scales)
-    found = out if call.gated is None else scratch.gate_up[: len(x)]
+    found = out if call.gated is None else scratch.gates_of(out)
     left, right = eights.view(E4M3), weight.data.view(E4M3).t()
     if x.is_cuda:  # fast sums would be kept in fewer bits than float32 has
         torch._scaled_mm(

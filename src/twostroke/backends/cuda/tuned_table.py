@@ -69,8 +69,8 @@ class Table:
         def apart(other: Product) -> float:
             return abs(log2(other.outputs / product.outputs)) + abs(log2(other.width / product.width))
 
-        def kind(of: Product) -> tuple[Any, ...]:
-            return of.role, of.has_bias, bool(of.experts)
+        def kind(of: Product) -> tuple[Any, ...]:  # kernels for experts that add no bias decline, and the rest is alike
+            return of.role, of.has_bias and not of.experts, bool(of.experts)
 
         return sorted((other for other in self.all_products if kind(other) == kind(product)), key=apart)
 

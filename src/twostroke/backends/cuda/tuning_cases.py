@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import Code, can_pack
 from twostroke.backends.cuda.kernels.product import Product
@@ -21,7 +20,8 @@ from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
 from twostroke.backends.cuda.stored_codes import all_held_in
 from twostroke.backends.cuda.tuned_table import Choices, Table, TableLine
-from twostroke.models.spec import ModelSpec
+from twostroke.backends.host.routing import route
+from twostroke.models.spec import DenseMlp, ModelSpec
 
 MOST_LOGITS = 256
 """Rows of the head: as many as decode has."""
@@ -91,7 +91,7 @@ class Case:
         if matrix.bias is not None:
             found += matrix.bias
         if self.product.is_gated:
-            found = _activated(found, self.spec.layers[0].present_mlp.activation)
+            found = _gated(DenseMlp(0, self.spec.layers[0].present_mlp.activation), found)
         if self.product.role == "sandwich":
             found = functional.rms_norm(found, found.shape[1:], eps=self.spec.norm_eps)
         return found
@@ -110,14 +110,16 @@ class ExpertsCase(Case):
         self.x = pool.rows(spec.hidden_size)[: rows // spec.moe.experts_per_token]
         self.out = pool.outputs[: self.x.numel()].view_as(self.x)
         self._router, self._scratch = pool.experts()
+        zeros, own = torch.zeros(spec.moe.num_experts, device=pool.device), spec.moe
+        self._terms = (zeros if own.router_bias else None, zeros if own.routing.has_correction else None)
 
     def choices(self, trial: Trial) -> Choices:
         line = trial.line(self.rows, self.rows)
         return Choices(self._known.table.with_others({self.product: {trial.form: (line,)}}), self.card)
 
     def run(self, choices: Choices, matrix: Matrix) -> None:
-        weights = MoeWeights(self._router, *self._pair(matrix))
-        MoeBlock(self._moe, weights, choices, self._moe.activation).forward(self.x, self.out, self._scratch)
+        weights = MoeWeights(self._router, *self._pair(matrix), *self._terms)
+        MoeBlock(self._moe, weights, choices).forward(self.x, self.out, self._scratch)
 
     def _pair(self, matrix: Matrix) -> tuple[Matrix, Matrix]:
         return (matrix, self._other) if self.product.is_gated else (self._other, matrix)
@@ -125,20 +127,22 @@ class ExpertsCase(Case):
     def expected(self, matrix: Matrix) -> torch.Tensor:
         gates, downs = (each.weight for each in self._pair(matrix))
         x, moe = self.x.float(), self._moe
-        shares, chosen = torch.softmax(x @ self._router.float().t(), -1).topk(moe.experts_per_token, -1)
-        if moe.normalise_weights:
-            shares = shares / shares.sum(-1, keepdim=True)
+        routed = route(moe, (x @ self._router.float().t()).cpu().numpy())
+        chosen, shares = (torch.from_numpy(found).to(x.device) for found in routed)
         found = torch.zeros_like(x)
         for expert in range(moe.num_experts):
             tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-            inner = _activated(x[tokens] @ gates[expert].float().t(), moe.activation).to(self.x.dtype).float()
+            inner = _gated(moe.expert, x[tokens] @ gates[expert].float().t()).to(self.x.dtype).float()
             found.index_add_(0, tokens, shares[tokens, slots, None] * (inner @ downs[expert].float().t()))
         return found
 
 
-def _activated(gate_up: torch.Tensor, kind: Activation) -> torch.Tensor:
+def _gated(mlp: DenseMlp, gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return (functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")) * up
+    if (clamp := mlp.clamp) is not None:
+        gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit) + 1
+        return gate * torch.sigmoid(clamp.alpha * gate) * up
+    return (functional.silu(gate) if mlp.activation == "silu" else functional.gelu(gate, approximate="tanh")) * up
 
 
 class Pool:
@@ -212,7 +216,7 @@ class Pool:
         return self._weights[: copies * values].view(copies, *product.shape)
 
     def _bias(self, product: Product) -> torch.Tensor | None:
-        return torch.zeros(product.shape[0], dtype=self.dtype, device=self.device) if product.has_bias else None
+        return torch.zeros(product.shape[:-1], dtype=self.dtype, device=self.device) if product.has_bias else None
 
     def _plain(self, product: Product) -> list[Matrix]:
         bias = self._bias(product)

@@ -18,15 +18,16 @@ import torch
 from twostroke.backends.cuda import kept_forms
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.latent import LatentWeights
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
-from twostroke.backends.cuda.moe import MoeWeights
+from twostroke.backends.cuda.moe import MoeWeights, SharedWeights
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
-from twostroke.models.spec import ModelSpec, layer_name
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 LOAD_THREADS = 8
@@ -44,6 +45,10 @@ class DenseWeights:
     gate_up: Matrix  # [2 * intermediate, hidden]: gate, then up
     down: Matrix  # [hidden, intermediate]
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.gate_up, self.down
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
@@ -58,10 +63,13 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     mlp: DenseWeights | MoeWeights
     post_mlp_norm: torch.Tensor | None
+    sinks: torch.Tensor | None = None  # float32 [heads]
+    latent: LatentWeights | None = None
+    """Of latent attention; `qkv` is then of queries, or of their low rank, and of what is kept."""
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.o, self.mlp.gate_up, self.mlp.down
+        return self.qkv, self.o, *(() if self.latent is None else self.latent.matrices), *self.mlp.matrices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,22 +124,43 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
     def place(*names: str) -> torch.Tensor:
         return loader.place(tuple(layer_name(index, name) for name in names))
 
+    def floats(name: str, is_there: bool) -> torch.Tensor | None:
+        return loader.place((layer_name(index, name),), dtype=torch.float32) if is_there else None
+
     matrices = {}
     for matrix in layer_matrices(spec, index):
-        bias = loader.place(matrix.biases) if matrix.biases else None
+        bias = loader.place(matrix.biases, matrix.product.shape[:-1]) if matrix.biases else None
         matrices[matrix.kind] = Matrix(matrix.name, matrix.product, loader.forms(matrix), bias)
     gate_up, down = matrices["gate_up"], matrices["down"]
-    own, attention = spec.layers[index], spec.layers[index].grouped
+    own, attention = spec.layers[index], spec.layers[index].attention
+    has_norms = isinstance(attention, GroupedAttention) and attention.qk_norm
+    latent = None
+    if isinstance(attention, LatentAttention):
+        query_norm = None if attention.query_rank is None else place("q_a_norm")
+        latent = LatentWeights(place("kv_a_norm"), matrices["expand"], query_norm, matrices.get("q_b"))
+    mlp: DenseWeights | MoeWeights = DenseWeights(gate_up, down)
+    if (moe := own.moe) is not None:
+        bias, correction = (
+            floats("router_bias", moe.router_bias),
+            floats("router_correction", moe.routing.has_correction),
+        )
+        shared = None
+        if moe.shared is not None:
+            own_router = place("shared.router") if moe.shared_gate else None
+            shared = SharedWeights(matrices["shared_gate_up"], matrices["shared_down"], own_router)
+        mlp = MoeWeights(place("router"), gate_up, down, bias, correction, shared)
     return LayerWeights(
         attention_norm=place("attention_norm"),
         qkv=matrices["qkv"],
-        q_norm=place("q_norm") if attention.qk_norm else None,
-        k_norm=place("k_norm") if attention.qk_norm else None,
+        q_norm=place("q_norm") if has_norms else None,
+        k_norm=place("k_norm") if has_norms else None,
         o=matrices["o"],
         post_attention_norm=place("post_attention_norm") if own.sandwich_norms else None,
         mlp_norm=place("mlp_norm"),
-        mlp=MoeWeights(place("router"), gate_up, down) if own.moe is not None else DenseWeights(gate_up, down),
+        mlp=mlp,
         post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
+        sinks=floats("sinks", isinstance(attention, GroupedAttention) and attention.has_sinks),
+        latent=latent,
     )
 
 
@@ -190,11 +219,13 @@ class WeightLoader:
     notes: list[str] = field(default_factory=list)
     """What was kept, or found, for the user to read."""
 
-    def place(self, names: Sequence[str], shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Room for tensors joined by rows, in the shape of all of them."""
+    def place(
+        self, names: Sequence[str], shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Room for tensors joined by rows, in the shape of all of them. `dtype`: None: what is computed in."""
         tensors = [self.checkpoint.tensors[name] for name in names]
         rows = sum(tensor.shape[0] for tensor in tensors)
-        joined = torch.empty((rows, *tensors[0].shape[1:]), dtype=self.dtype, device=self.device)
+        joined = torch.empty((rows, *tensors[0].shape[1:]), dtype=dtype or self.dtype, device=self.device)
         start = 0
         for tensor in tensors:
             self._places.append(_PlainPlace(tensor, joined[start : start + tensor.shape[0]]))

@@ -34,6 +34,9 @@ class KVStore:
             for layer in () if group.is_state else group.layers:
                 shapes = ((group.num_blocks, layout.block_size, *own) for own in _kept(spec.layers[layer].attention))
                 self._stores[layer] = tuple(np.zeros(shape, dtype=np.float32) for shape in shapes)
+        for layer in range(spec.num_layers):  # those that share another's read the very same arrays
+            if (source := spec.kv_source(layer)) != layer:
+                self._stores[layer], self._group_of[layer] = self._stores[source], self._group_of[source]
 
     def group_of(self, layer: int) -> int:
         return self._group_of[layer]

@@ -2,7 +2,7 @@
 entry 0 of the sequence's table names. A sequence's first token begins from zeros, whatever the slot held before.
 
 A decode slot may have drafts behind its token. The token holds, so its state is written at once; the states after its
-drafts are kept aside until `commit` says how many of them hold."""
+drafts are kept aside until `commit` says how many of them hold. `backends/host/states.py` calls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StateStore:
         self._groups = groups
         self._shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._states: dict[int, Array] = {}  # of a layer [num_slots, state_values]: its parts, one behind the other
-        self._aside: dict[tuple[int, int], list[Array]] = {}  # of a layer and a slot: the states after its drafts
+        self._aside: dict[tuple[int, int], list[Array]] = {}  # by layer and slot: the states after its drafts
         for group in groups.values():
             for layer in group.layers:
                 own = spec.layers[layer].attention
@@ -44,12 +44,18 @@ class StateStore:
         """The state after one more draft than the last that was kept."""
         self._aside.setdefault((layer, slot), []).append(_joined(state))
 
+    def save(self, group: int, slot: int, num_drafts: int, target: int) -> None:
+        """The state after so many of the slot's drafts, to another slot; 0: what the slot holds."""
+        for layer in self._groups[group].layers:
+            kept = self._aside[layer, slot][num_drafts - 1] if num_drafts else self._states[layer][slot]
+            self._states[layer][target] = kept
+
     def commit(self, group: int, slot: int, num_drafts: int) -> None:
         """So many drafts of the slot's last step hold; all that was kept aside for it is forgotten."""
+        if num_drafts:
+            self.save(group, slot, num_drafts, slot)
         for layer in self._groups[group].layers:
-            states = self._aside.pop((layer, slot), [])
-            if num_drafts:
-                self._states[layer][slot] = states[num_drafts - 1]
+            self._aside.pop((layer, slot), None)
 
     def drop_aside(self) -> None:
         """No draft holds that was not committed."""

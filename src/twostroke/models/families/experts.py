@@ -143,7 +143,7 @@ def mlps_from_gguf(
         raise fields.error("expert_count", f"is {num_experts}, and the file holds no router in its first layer")
     size = fields.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE, dense.intermediate_size)
     is_deepseek = fields.get("attention.kv_lora_rank") is not None
-    if not is_deepseek:
+    if not is_deepseek and f"blk.{first}.exp_probs_b.bias" not in tensors:
         # 1 is a softmax, which is what these architectures have without a word, too.
         neutral = {"expert_gating_func": (0, 1), "expert_weights_scale": (0, 0.0, 1, 1.0)}
         neutral |= dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,))

@@ -27,8 +27,4 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=HF_LATENT_NAMES,
-    only_on=(
-        "its reference backend alone, which is slow",
-        "no fast backend here computes experts that every token meets",
-    ),
 )

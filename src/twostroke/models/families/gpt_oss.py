@@ -78,5 +78,4 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=("hosts alone", "no kernel for a card here computes attention with sinks and experts with biases"),
 )

@@ -110,5 +110,5 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.RECURRENT_ALONE,
+    only_on=hybrid.MAMBA_ALONE,
 )

@@ -138,7 +138,7 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.RECURRENT_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )
 MOE_FAMILY = Family(
     "lfm2_moe",
@@ -148,5 +148,5 @@ MOE_FAMILY = Family(
     _moe_from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.RECURRENT_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )

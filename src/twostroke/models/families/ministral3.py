@@ -20,5 +20,4 @@ FAMILY = Family(
     ("Ministral3ForCausalLM",),
     (),
     _from_config,
-    only_on=("its reference backend alone, which is slow", "no fast backend here has queries that grow"),
 )

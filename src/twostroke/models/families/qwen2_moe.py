@@ -35,8 +35,4 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=_HF_NAMES,
-    only_on=(
-        "its reference backend alone, which is slow",
-        "no fast backend here computes experts that every token meets",
-    ),
 )

@@ -1,4 +1,5 @@
-"""The gate of an MLP: activation(gate) * up, the two halves of one fused product. Mathematics in float32."""
+"""The gate of an MLP: activation(gate) * up, the two halves of one fused product; and the share of an MLP that has one.
+Mathematics in float32."""
 
 from __future__ import annotations
 
@@ -10,20 +11,29 @@ import triton.language as tl
 
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait
-from twostroke.backends.cuda.kernels.whole_numbers import cdiv
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
+from twostroke.models.mlp_spec import ClampedGate
 
 Activation = Literal["silu", "gelu_tanh"]
+Gate = Activation | ClampedGate
+"""What kernels in Triton compute; those in CUDA C++ and Gluon have activations alone, and decline the others."""
 GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """As kernels in CUDA C++ number them."""
 
 _BLOCK: Final = 1024
 
 
+def activation_of(gate: Gate | None) -> Activation | None:
+    """Of a gate that is no more than that."""
+    assert not isinstance(gate, ClampedGate)
+    return gate
+
+
 def gated(
     gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate]: gate, then up
     out: torch.Tensor,  # [num_tokens, intermediate]
     *,
-    kind: Activation,
+    kind: Gate,
 ) -> None:
     """out = activation(gate) * up."""
     num_tokens, intermediate = out.shape
@@ -34,14 +44,49 @@ def gated(
     )
 
 
+def scale_by_gate(
+    x: torch.Tensor,  # [num_tokens, hidden]
+    gate: torch.Tensor,  # [1, hidden]
+    rows: torch.Tensor,  # [num_tokens, width], changed; contiguous, as x is
+) -> None:
+    """rows *= sigmoid(x @ gate.T)"""
+    (num_tokens, hidden), width = x.shape, rows.shape[1]
+    if num_tokens == 0:
+        return
+    dependent(_scale_by_gate, (num_tokens,), x.device)(
+        x, gate, rows, HIDDEN=hidden, WIDTH=width, BLOCK=min(_BLOCK, next_power_of_2(max(hidden, width))), num_warps=4
+    )
+
+
+@triton.jit
+def _scale_by_gate(x, gate, rows, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next_and_wait(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for start in tl.static_range(0, HIDDEN, BLOCK):
+        mask = start + columns < HIDDEN
+        values = tl.load(x + token * HIDDEN + start + columns, mask=mask, other=0.0).to(tl.float32)
+        sums += values * tl.load(gate + start + columns, mask=mask, other=0.0).to(tl.float32)
+    share = tl.sigmoid(tl.sum(sums, 0))
+    for start in tl.static_range(0, WIDTH, BLOCK):
+        mask = start + columns < WIDTH
+        place = rows + token * WIDTH + start + columns
+        scaled = tl.load(place, mask=mask, other=0.0).to(tl.float32) * share
+        tl.store(place, scaled.to(rows.dtype.element_ty), mask=mask)
+
+
 @triton.jit
 def activate(gate, up, KIND: tl.constexpr):
-    """activation(gate) * up, of float32 tensors of one shape."""
-    tl.static_assert((KIND == "silu") | (KIND == "gelu_tanh"))
+    """activation(gate) * up, of float32 tensors of one shape; KIND: a `Gate`."""
     inner = gate
     if KIND == "gelu_tanh":
         # gelu's 0.5 * (1 + tanh(z)) is sigmoid(2z): one exponential, and no overflow.
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    elif KIND != "silu":
+        gate = tl.minimum(gate, KIND.limit)
+        inner = gate * KIND.alpha
+        up = tl.minimum(tl.maximum(up, -KIND.limit), KIND.limit) + 1.0
     return gate * tl.sigmoid(inner) * up
 
 

@@ -1,10 +1,12 @@
-"""What attention's kernels in Triton have in common: a soft cap, keys and values as they are loaded, and the joining of
-parts of a softmax."""
+"""What attention's kernels in Triton have in common: a soft cap, keys and values as they are loaded, the joining of
+parts of a softmax, and what sinks leave of it."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+LOG2_OF_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -28,6 +30,18 @@ def load_keys_and_values(k_head, v_head, offsets, SHAPE: tl.constexpr):
         keys = tl.load(k_head + offsets, mask=held, other=0.0)
         values = tl.load(v_head + offsets, mask=held, other=0.0)
     return keys, values
+
+
+@triton.jit
+def beside_sinks(means, log_sum, sinks, head, held):
+    """means [rows, width] of values, weighed without sinks, as they are with them: a sink is one more score, which
+    takes a share and has no value. log_sum [rows]: base 2; sinks: a score a head, or None; head [rows]: whose each
+    is."""
+    if sinks is None:
+        return means
+    else:
+        sink = tl.load(sinks + head, mask=held, other=0.0) * LOG2_OF_E
+        return means / (1.0 + tl.exp2(sink - log_sum))[:, None]
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from twostroke.backends.cuda.kernels.attention_math import capped, join_parts, load_keys_and_values
+from twostroke.backends.cuda.kernels.attention_math import beside_sinks, capped, join_parts, load_keys_and_values
 from twostroke.backends.cuda.kernels.decode_cuts import (
     ITEM_FIELDS,
     MOST_PROGRAMS_PER_SM,
@@ -62,15 +62,15 @@ class DecodeScratch:
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def _decode_kernel(
-    queries, k_cache, v_cache, table, rows, positions, items, out, partials, log_sums, arrivals, factor, cap_factor,
-    window, query_stride, table_stride, FIRST: tl.constexpr, SHAPE: tl.constexpr, CONFIG: tl.constexpr,
+    queries, k_cache, v_cache, table, rows, positions, items, out, partials, log_sums, arrivals, sinks, factor,
+    cap_factor, window, query_stride, table_stride, FIRST: tl.constexpr, SHAPE: tl.constexpr, CONFIG: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """`items` None: one token, cut here. `window` and `cap_factor` None: there is none."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     # Where the keys lie was known before the kernel ahead began; only its own token's query and key are waited for.
-    token, split, splits = _own_item(item, items, positions, window, SHAPE.queries, CONFIG)
+    token, split, splits = own_item(item, items, positions, window, SHAPE.queries, CONFIG)
     if token < 0:
         if PDL:
             gdc_wait()  # a grid of such programs alone would end, and let the next begin, before what it stands behind
@@ -108,6 +108,7 @@ def _decode_kernel(
     )  # fmt: skip
     out_token = out + (token.to(tl.int64) * SHAPE.queries * SHAPE.kv_heads + kv_head) * SHAPE.elements
     if splits == 1:
+        mean = beside_sinks(mean, log_sum, sinks, kv_head * SHAPE.group + head, walker < SHAPE.walkers)
         tl.store(out_token + _place_in_out(walker, dim, SHAPE), mean.to(out.dtype.element_ty), mask=held)
         return
 
@@ -121,7 +122,7 @@ def _decode_kernel(
     if arrived == splits - 1:
         tl.debug_barrier()
         first_slot = (item - split).to(tl.int64) * SHAPE.kv_heads + kv_head
-        _join(partials, log_sums, out_token, first_slot, splits, SHAPE)
+        join_items(partials, log_sums, sinks, out_token, first_slot, splits, kv_head, SHAPE)
         tl.store(arrivals + token * SHAPE.kv_heads + kv_head, 0)
 
 
@@ -146,7 +147,7 @@ def _place_in_out(walker, dim, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _own_item(item, items, positions, window, QUERIES: tl.constexpr, CONFIG: tl.constexpr):
+def own_item(item, items, positions, window, QUERIES: tl.constexpr, CONFIG: tl.constexpr):
     """A program's token (-1: nobody's), the item's number among the token's, and their number. A token alone is cut
     into as many items as the grid is high, less one."""
     if items is None:
@@ -243,7 +244,7 @@ def _attend_keys(
 
 
 @triton.jit
-def _join(partials, log_sums, out_token, first_slot, splits, SHAPE: tl.constexpr):
+def join_items(partials, log_sums, sinks, out_token, first_slot, splits, kv_head, SHAPE: tl.constexpr):
     """Joins the items of one token and KV head. Past the first-level cache, which may hold what was there before."""
     WIDTH: tl.constexpr = SHAPE.width
     WALKERS: tl.constexpr = SHAPE.joined_heads
@@ -273,11 +274,10 @@ def _join(partials, log_sums, out_token, first_slot, splits, SHAPE: tl.constexpr
             cache_modifier=".cg",
         )
         peak, total, value_sum = join_parts(peak, total, value_sum, log_sum, part)
-    tl.store(
-        out_token + _place_in_out(walker, dim, SHAPE),
-        (value_sum / total[:, None]).to(out_token.dtype.element_ty),
-        mask=head_held,
-    )
+    _, head = _query_and_head(walker, SHAPE)
+    mean = value_sum / total[:, None]
+    mean = beside_sinks(mean, peak + tl.log2(total), sinks, kv_head * SHAPE.group + head, walker < SHAPE.walkers)
+    tl.store(out_token + _place_in_out(walker, dim, SHAPE), mean.to(out_token.dtype.element_ty), mask=head_held)
 
 
 def attend_decode(
@@ -317,7 +317,7 @@ def attend_decode(
         raise ValueError("Decode attention wants the cuts of a batch, and none of a token alone.")
     dependent(_decode_kernel, (shape.kv_heads, plan.max_items), queries.device)(
         queries, kv.keys, kv.values, kv.table, rows, positions, items, out, scratch.partials, scratch.log_sums,
-        scratch.arrivals, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0),
-        FIRST=scoring.first, SHAPE=shape, CONFIG=config,
+        scratch.arrivals, scoring.sinks, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0),
+        kv.table.stride(0), FIRST=scoring.first, SHAPE=shape, CONFIG=config,
         num_warps=max(config.warps, min(shape.walker_rows // 16, MAX_WARPS)),
     )  # fmt: skip

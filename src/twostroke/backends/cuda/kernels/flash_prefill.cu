@@ -8,6 +8,7 @@
 //   WARP_GROUPS  two of a program that has a multiprocessor to itself, one where two programs share it
 //   WINDOWED     whether a query reads only the newest `window` keys
 //   SOFTCAPPED   whether scores pass through a tanh: of `cap_factor` times a score, `factor` times its value
+//   SINKS        whether a score of each head, without a value, is weighed with those of the keys
 // `multiply_keys` and `multiply_values`, wgmma with sums as operands, are written out by the caller of the compiler.
 
 constexpr float SLACK = 8;  // how far, in powers of two, a peak may be passed before sums are brought to the new one
@@ -17,6 +18,13 @@ constexpr bool TAKE_TURNS = WARP_GROUPS > 1;
 struct Scoring {
   float factor, cap_factor;
   int window;
+  const float* sinks;  // [heads]
+
+  // What a head's sink adds to a sum of weights against this peak.
+  __device__ __forceinline__ float weight_of_sink(u32 head, float peak) const {
+    constexpr float LOG2_OF_E = 1.4426950408889634f;
+    return SINKS ? power_of_two(fmaf(sinks[head], LOG2_OF_E, -peak)) : 0.0f;
+  }
 
   // tanh, by way of powers of two: right at both infinities.
   __device__ __forceinline__ float capped(float score) const {
@@ -160,17 +168,19 @@ struct Consumer {
   }
 
   // One row of means: to the result, or to the scratch where a tile's parts are joined.
-  __device__ __forceinline__ void store(const Tile& tile, u32 half, char* out, float* partials, float* log_sums) const {
+  __device__ __forceinline__ void store(const Tile& tile, u32 half, char* out, float* partials, float* log_sums,
+                                        const Scoring& scoring) const {
     const Work& work = tile.work;
     float total = tile.total[half];
     total += __shfl_xor_sync(ALL, total, 1);
     total += __shfl_xor_sync(ALL, total, 2);
     bool held = row(half) < work.tokens * QUERY_HEADS;
-    float share = total == 0.0f ? 0.0f : 1.0f / total;
+    u32 head = work.kv_head * QUERY_HEADS + row(half) % QUERY_HEADS;
+    float sink = work.parts == 1 ? scoring.weight_of_sink(head, tile.peak[half]) : 0.0f;  // else where parts are joined
+    float share = total == 0.0f ? 0.0f : 1.0f / (total + sink);
     auto mean = [&](int block, int place) { return tile.sums[block * 4 + half * 2 + place] * share; };
     if (work.parts == 1) {
       u64 token = work.first_token + row(half) / QUERY_HEADS;
-      u64 head = work.kv_head * QUERY_HEADS + row(half) % QUERY_HEADS;
       char* to = out + (token * (KV_HEADS * QUERY_HEADS) + head) * HEAD_DIM * 2;
 #pragma unroll
       for (int block = 0; block < HEAD_DIM / 8; block += 4) {
@@ -288,7 +298,7 @@ struct Consumer {
         release(at.queries_free);
       }
 #pragma unroll
-      for (u32 half = 0; half < 2; half++) store(tile, half, out, partials, log_sums);
+      for (u32 half = 0; half < 2; half++) store(tile, half, out, partials, log_sums, scoring);
     }
     if (TAKE_TURNS && group == 0) await_turn();  // the turn that the last round passed on
   }
@@ -309,8 +319,8 @@ __device__ __forceinline__ void clear_idle_rows(const Places& at) {
 extern "C" __global__ void __launch_bounds__(128 * (WARP_GROUPS + 1), PROGRAMS_PER_SM)
     attend(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
            const __grid_constant__ TensorMap value_map, const int* table, const int* items, char* out, float* partials,
-           float* log_sums, int* claims, long long table_stride, int units, int heads_at_once, float factor,
-           float cap_factor, int window) {
+           float* log_sums, int* claims, const float* sinks, long long table_stride, int units, int heads_at_once,
+           float factor, float cap_factor, int window) {
   extern __shared__ char memory[];
   __shared__ u64 barriers[BARRIERS];
   __shared__ Work work;
@@ -337,6 +347,6 @@ extern "C" __global__ void __launch_bounds__(128 * (WARP_GROUPS + 1), PROGRAMS_P
     }
   } else {
     take_registers<CONSUMER_REGISTERS>();
-    Consumer(at).run(&work, out, partials, log_sums, Scoring{factor, cap_factor, window});
+    Consumer(at).run(&work, out, partials, log_sums, Scoring{factor, cap_factor, window, sinks});
   }
 }

@@ -1,6 +1,6 @@
 """Prefill attention for Hopper in CUDA C++ (`flash_prefill.cu`): a producer warp, warp groups that take turns, wide
-blocks of keys. Causal, with windows and soft caps; head sizes 64, 128 and 256, pages of a multiple of 64; tiles, their
-parts and the scratch are those of the plain kernel. Knows the launch; the kernel walks the tiles."""
+blocks of keys. Causal, with windows, soft caps and sinks; head sizes 64, 128 and 256, pages of a multiple of 64; tiles,
+their parts and the scratch are those of the plain kernel. Knows the launch; the kernel walks the tiles."""
 
 from __future__ import annotations
 
@@ -87,15 +87,17 @@ def attend(
     scratch.check(work, shape)
     options = options or options_for(shape, work.tile_rows, window)
     units = len(work.items) * shape.kv_heads
-    pointers = (kv.table, work.items, out, scratch.partials, scratch.log_sums, scratch.claims)
-    kernel_for(options, shape, windowed=window is not None, softcapped=scoring.softcap is not None).launch(
+    pointers = (kv.table, work.items, out, scratch.partials, scratch.log_sums, scratch.claims, scoring.sinks)
+    has_sinks = scoring.sinks is not None
+    of_scores = {"windowed": window is not None, "softcapped": scoring.softcap is not None, "has_sinks": has_sinks}
+    kernel_for(options, shape, **of_scores).launch(
         min(units, options.programs_per_sm * target_of(queries.device).num_sms),
         options.threads,
         [
             _query_map(queries, shape.group, work.tile_rows // shape.group),
             _cache_map(kv.keys),
             _cache_map(kv.values),
-            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers),
+            *(ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in pointers),
             ctypes.c_longlong(kv.table.stride(0)),
             ctypes.c_int(units),
             ctypes.c_int(heads_at_once(shape, work.longest_context, window)),
@@ -105,7 +107,7 @@ def attend(
         ],
         shared_bytes=options.shared_bytes(shape.head_dim),
     )
-    join_tiles(work, scratch, out, shape)
+    join_tiles(work, scratch, out, shape, scoring.sinks)
 
 
 def heads_at_once(shape: AttentionShape, context: int, window: int | None) -> int:
@@ -131,7 +133,9 @@ def _query_map(queries: torch.Tensor, group: int, tile_tokens: int) -> TensorMap
 
 
 @cache
-def kernel_for(options: FlashOptions, shape: AttentionShape, *, windowed: bool, softcapped: bool) -> NativeKernel:
+def kernel_for(
+    options: FlashOptions, shape: AttentionShape, *, windowed: bool, softcapped: bool, has_sinks: bool = False
+) -> NativeKernel:
     constants = {
         "HEAD_DIM": shape.head_dim,
         "QUERY_HEADS": shape.group,
@@ -139,6 +143,7 @@ def kernel_for(options: FlashOptions, shape: AttentionShape, *, windowed: bool, 
         "PAGE": shape.page,
         "WINDOWED": int(windowed),
         "SOFTCAPPED": int(softcapped),
+        "SINKS": int(has_sinks),
         "WARP_GROUPS": options.tile_rows // 64,
         "KEYS": options.keys,
         "BFLOAT16": int(shape.dtype == torch.bfloat16),

@@ -1,18 +1,30 @@
 """A mixture of experts for a few tokens: the router's logits, and two kernels that read the chosen experts' weights and
-no others. Each of their programs works out the routing itself, which costs less than a kernel in between.
-Deterministic: a program sums all experts of its outputs, in order."""
+no others. Each of their programs works out a plain routing itself, which costs less than a kernel in between; any other
+was worked out before. Deterministic: a program sums all experts of its outputs, in order."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.activation import Gate, activate
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait, wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed:
+    """Where a few tokens go: by logits, from which programs work it out, or as `choose_experts` found it."""
+
+    top_k: int
+    logits: torch.Tensor | None = None  # float32 [num_tokens, experts]
+    chosen: torch.Tensor | None = None  # int32 [num_tokens, top_k]
+    shares: torch.Tensor | None = None  # float32 [num_tokens, top_k]
 
 
 @triton.jit
@@ -50,8 +62,8 @@ def _few_logits_kernel(
 
 @triton.jit
 def _gate_up_kernel(
-    x, logits, gate_up, activations, hidden: tl.constexpr, intermediate: tl.constexpr, experts: tl.constexpr,
-    top_k: tl.constexpr, KIND: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    x, logits, chosen, gate_up, bias, activations, hidden: tl.constexpr, intermediate: tl.constexpr,
+    experts: tl.constexpr, top_k: tl.constexpr, KIND: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a pair (token, slot) and a block of its expert's intermediate values."""
@@ -62,9 +74,12 @@ def _gate_up_kernel(
     depth = tl.arange(0, DEPTH)
     # The trigger comes after the wait: whatever starts then may read the logits, as `_down_kernel` does.
     wait_and_start_next(PDL)
-    values = tl.load(logits + token * experts + ids, mask=ids < experts, other=float("-inf"))
-    ranks = ranks_of_experts(values, ids)
-    expert = tl.sum(tl.where(ranks == pair % top_k, ids, 0), 0)
+    if chosen is not None:
+        expert = tl.load(chosen + pair)
+    else:
+        values = tl.load(logits + token * experts + ids, mask=ids < experts, other=float("-inf"))
+        ranks = ranks_of_experts(values, ids)
+        expert = tl.sum(tl.where(ranks == pair % top_k, ids, 0), 0)
     is_output = (outputs < intermediate)[:, None]
     gate_rows = gate_up + expert.to(tl.int64) * (2 * intermediate * hidden) + outputs[:, None] * hidden + depth[None, :]
     up_rows = gate_rows + intermediate * hidden
@@ -78,15 +93,20 @@ def _gate_up_kernel(
         inputs = tl.load(x + token.to(tl.int64) * hidden + start + depth, mask=is_depth, other=0.0).to(tl.float32)
         gate_sums += gate_weights.to(tl.float32) * inputs[None, :]
         up_sums += up_weights.to(tl.float32) * inputs[None, :]
-    result = activate(tl.sum(gate_sums, 1), tl.sum(up_sums, 1), KIND)
     mask = outputs < intermediate
+    gate, up = tl.sum(gate_sums, 1), tl.sum(up_sums, 1)
+    if bias is not None:
+        own_bias = bias + expert * (2 * intermediate) + outputs
+        gate += tl.load(own_bias, mask=mask, other=0.0).to(tl.float32)
+        up += tl.load(own_bias + intermediate, mask=mask, other=0.0).to(tl.float32)
+    result = activate(gate, up, KIND)
     tl.store(activations + pair * intermediate + outputs, result.to(activations.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _down_kernel(
-    activations, logits, down, residual, out, hidden: tl.constexpr, intermediate: tl.constexpr, experts: tl.constexpr,
-    top_k: tl.constexpr, NORMALISE: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    activations, logits, chosen, shares, down, bias, residual, out, hidden: tl.constexpr, intermediate: tl.constexpr,
+    experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a token and a block of outputs, over all the token's experts."""
@@ -96,24 +116,37 @@ def _down_kernel(
     depth = tl.arange(0, DEPTH)
     is_output = (outputs < hidden)[:, None]
     offsets = outputs[:, None] * intermediate + depth[None, :]
-    # Before the wait, while `_gate_up_kernel` still runs: it let this one start only after the logits were written.
-    own_logits = logits + token * experts
-    values = tl.load(own_logits + ids, mask=ids < experts, other=float("-inf"))
-    ranks = ranks_of_experts(values, ids)
-    largest = tl.max(values, 0)
-    total = tl.sum(tl.exp(values - largest), 0)
-    if NORMALISE:
-        total = tl.sum(tl.where(ranks < top_k, tl.exp(values - largest), 0.0), 0)
-    expert = tl.sum(tl.where(ranks == 0, ids, 0), 0)
+    # Before the wait, while `_gate_up_kernel` still runs: it let this one start only after the routing was written.
+    if chosen is not None:
+        expert = tl.load(chosen + token * top_k)
+    else:
+        own_logits = logits + token * experts
+        values = tl.load(own_logits + ids, mask=ids < experts, other=float("-inf"))
+        ranks = ranks_of_experts(values, ids)
+        largest = tl.max(values, 0)
+        total = tl.sum(tl.exp(values - largest), 0)
+        if NORMALISE:
+            total = tl.sum(tl.where(ranks < top_k, tl.exp(values - largest), 0.0), 0)
+        expert = tl.sum(tl.where(ranks == 0, ids, 0), 0)
     rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
     weights = tl.load(rows, mask=is_output & (depth < intermediate)[None, :], other=0.0)
     wait_and_start_next(PDL)
     sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
+    mask = outputs < hidden
+    biases = tl.zeros([OUTPUTS], tl.float32)
     for slot in tl.static_range(top_k):
         if slot > 0:
-            expert = tl.sum(tl.where(ranks == slot, ids, 0), 0)
+            if chosen is not None:
+                expert = tl.load(chosen + token * top_k + slot)
+            else:
+                expert = tl.sum(tl.where(ranks == slot, ids, 0), 0)
             rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
-        share = tl.exp(tl.load(own_logits + expert) - largest) / total
+        if chosen is not None:
+            share = tl.load(shares + token * top_k + slot)
+        else:
+            share = tl.exp(tl.load(own_logits + expert) - largest) / total
+        if bias is not None:
+            biases += share * tl.load(bias + expert * hidden + outputs, mask=mask, other=0.0).to(tl.float32)
         inputs = activations + (token * top_k + slot) * intermediate + depth
         for start in tl.static_range(0, intermediate, DEPTH):
             is_depth = start + depth < intermediate
@@ -121,8 +154,7 @@ def _down_kernel(
                 weights = tl.load(rows + start, mask=is_output & is_depth[None, :], other=0.0)
             values = tl.load(inputs + start, mask=is_depth, other=0.0).to(tl.float32) * share
             sums += weights.to(tl.float32) * values[None, :]
-    result = tl.sum(sums, 1)
-    mask = outputs < hidden
+    result = tl.sum(sums, 1) + biases
     target = token.to(tl.int64) * hidden + outputs
     if residual is not None:
         result += tl.load(residual + target, mask=mask, other=0.0).to(tl.float32)
@@ -142,42 +174,43 @@ def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor) -
 
 def few_tokens_gate_up(
     x: torch.Tensor,
-    logits: torch.Tensor,
+    routed: Routed,
     gate_up: torch.Tensor,
     activations: torch.Tensor,
     *,
-    top_k: int,
-    kind: Activation = "silu",
+    bias: torch.Tensor | None = None,
+    kind: Gate = "silu",
     tile: FewTile,
 ) -> None:
-    """x [num_tokens, hidden], logits float32 [num_tokens, experts], gate_up [experts, 2 * intermediate, hidden]
+    """x [num_tokens, hidden], gate_up [experts, 2 * intermediate, hidden], bias [experts, 2 * intermediate]
     -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
-    num_tokens, hidden = x.shape
+    (num_tokens, hidden), top_k = x.shape, routed.top_k
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     dependent(_gate_up_kernel, (cdiv(intermediate, tile.outputs), num_tokens * top_k), x.device)(
-        x, logits, gate_up, activations, hidden, intermediate, experts, top_k, KIND=kind, OUTPUTS=tile.outputs,
-        DEPTH=min(tile.depth, next_power_of_2(hidden)), EXPERTS_PADDED=next_power_of_2(experts),
+        x, routed.logits, routed.chosen, gate_up, bias, activations, hidden, intermediate, experts, top_k, KIND=kind,
+        OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(hidden)), EXPERTS_PADDED=next_power_of_2(experts),
         num_warps=tile.num_warps,
     )  # fmt: skip
 
 
 def few_tokens_down(
     activations: torch.Tensor,
-    logits: torch.Tensor,
+    routed: Routed,
     down: torch.Tensor,
     out: torch.Tensor,
     *,
-    top_k: int,
     normalise: bool,
+    bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     tile: FewTile,
 ) -> None:
-    """activations as `few_tokens_gate_up` wrote them, down [experts, hidden, intermediate] -> out [num_tokens, hidden],
-    on top of `residual` if there is one (`out` itself, perhaps). It must directly follow that kernel."""
-    num_tokens, hidden = out.shape
+    """activations as `few_tokens_gate_up` wrote them, down [experts, hidden, intermediate], bias [experts, hidden] ->
+    out [num_tokens, hidden], on top of `residual` if there is one (`out` itself, perhaps). It must directly follow that
+    kernel. `normalise`: of routing by logits."""
+    (num_tokens, hidden), top_k = out.shape, routed.top_k
     experts, _, intermediate = down.shape
     dependent(_down_kernel, (cdiv(hidden, tile.outputs), num_tokens), out.device)(
-        activations, logits, down, residual, out, hidden, intermediate, experts, top_k,
-        NORMALISE=normalise, OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(intermediate)),
+        activations, routed.logits, routed.chosen, routed.shares, down, bias, residual, out, hidden, intermediate,
+        experts, top_k, NORMALISE=normalise, OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(intermediate)),
         EXPERTS_PADDED=next_power_of_2(experts), num_warps=tile.num_warps,
     )  # fmt: skip

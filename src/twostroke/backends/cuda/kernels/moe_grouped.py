@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.activation import Gate, activate
 from twostroke.backends.cuda.kernels.expert_tiles import GroupedTile
 from twostroke.backends.cuda.kernels.moe_routing import Order, dot, dot_precision
 from twostroke.backends.cuda.kernels.target import dependent, target_of
@@ -29,6 +29,16 @@ def _multiply(rows, weights, sums, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.co
         return dot(weights, tl.trans(rows), sums, PRECISION)
     else:  # without it Triton compiles both
         return dot(rows, tl.trans(weights), sums, PRECISION)
+
+
+@triton.jit
+def _add_bias(sums, bias, WEIGHTS_FIRST: tl.constexpr):
+    """bias: pointers [outputs]"""
+    values = tl.load(bias).to(tl.float32)
+    if WEIGHTS_FIRST:
+        return sums + values[:, None]
+    else:
+        return sums + values[None, :]
 
 
 @triton.jit
@@ -63,7 +73,7 @@ def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: t
 
 @triton.jit
 def _grouped_kernel(
-    inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts,
+    inputs, input_blocks, weights, weight_blocks, bias, results, sorted_pairs, starts,
     num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
     GATED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -107,6 +117,11 @@ def _grouped_kernel(
         if GATED is not None:
             block_weights = _block(weight_blocks, first_weight + num_outputs, up_rows, start, num_inputs, DEPTH)
             up_sums = _multiply(row_block, block_weights, up_sums, WEIGHTS_FIRST, PRECISION)
+    if bias is not None:
+        own_bias = bias + tl.minimum(expert, experts - 1) * matrix_rows + readable
+        sums = _add_bias(sums, own_bias, WEIGHTS_FIRST)
+        if GATED is not None:
+            up_sums = _add_bias(up_sums, own_bias + num_outputs, WEIGHTS_FIRST)
     if GATED is not None:
         sums = activate(sums, up_sums, GATED)
     if WEIGHTS_FIRST:
@@ -129,12 +144,13 @@ def grouped_matmul(
     order: Order,
     *,
     tile: GroupedTile,
-    gated: Activation | None = None,
+    bias: torch.Tensor | None = None,
+    gated: Gate | None = None,
 ) -> None:
     """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
-    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. The second must directly follow the first,
-    which lets it start no sooner than `order.starts` is written."""
+    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. bias: [experts, the weights' rows]. The
+    second must directly follow the first, which lets it start no sooner than `order.starts` is written."""
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows if gated is None else matrix_rows // 2
     tile = replace(tile, depth=min(tile.depth, max(16, next_power_of_2(num_inputs))))
@@ -147,7 +163,7 @@ def grouped_matmul(
             input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
     programs = cdiv(num_outputs, tile.outputs) * most_tiles(len(order.sorted_pairs), experts, tile.rows)
     dependent(_grouped_kernel, (programs,), inputs.device)(
-        inputs, input_blocks, weights, weight_blocks, results, order.sorted_pairs, order.starts, num_outputs,
+        inputs, input_blocks, weights, weight_blocks, bias, results, order.sorted_pairs, order.starts, num_outputs,
         num_inputs, experts, order.top_k, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
         EXPERTS_PADDED=next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
         PRECISION=dot_precision(inputs.dtype), num_warps=tile.num_warps, num_stages=num_stages,

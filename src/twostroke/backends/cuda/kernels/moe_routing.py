@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.kernels.expert_choice import PLAIN_TERMS, RouterTerms, in_best_groups, pick, scores_of
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.turns import prefetch_to_l2, start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
@@ -37,10 +38,12 @@ class RoutingTile:
     num_warps: int = 4
     num_stages: int = 4
 
-    def for_experts(self, padded: int) -> RoutingTile:
-        """Tiles are set for 128 experts; more of them need more registers and more room for a stage."""
+    def for_experts(self, padded: int, *, by_logits: bool = True) -> RoutingTile:
+        """Tiles are set for 128 experts, of which the largest numbers are chosen; more of them need more registers and
+        more room for a stage, and scores beside the numbers more registers."""
         factor = _breadth(padded)
-        return replace(self, num_warps=min(16, self.num_warps * factor), depth=max(32, self.depth // factor))
+        warps = self.num_warps * factor * (1 if by_logits else 2)
+        return replace(self, num_warps=min(16, warps), depth=max(32, self.depth // factor))
 
 
 _MOST_TOKENS = 64  # of a tile
@@ -50,9 +53,10 @@ _PROGRAMS = 128
 
 
 @cache
-def choose_tile(num_tokens: int) -> RoutingTile:
-    """A few tokens' programs would each read the whole router, so they share its depth; many tokens fill the device."""
-    tokens = 16 if num_tokens <= 2048 else _MOST_TOKENS
+def choose_tile(num_tokens: int, *, is_wide: bool = False) -> RoutingTile:
+    """A few tokens' programs would each read the whole router, so they share its depth; many tokens fill the device.
+    `is_wide`: a token's numbers, and the scores beside them, are too many for as many tokens' to lie in registers."""
+    tokens = 16 if num_tokens <= 2048 else _MOST_TOKENS // 2 if is_wide else _MOST_TOKENS
     blocks = cdiv(num_tokens, tokens)
     parts = next((parts for parts in (8, 4, 2) if blocks * parts <= _PROGRAMS), 1)
     if parts == 1:
@@ -114,64 +118,61 @@ def _router_sums(
 
 
 @triton.jit
-def _reordered(bits):
-    """Between the bits of a float and an integer of the same rank among integers; its own inverse."""
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _pick(logits, ids, num_places, experts: tl.constexpr, top_k: tl.constexpr, PLACES: tl.constexpr):
-    """logits [tokens, PADDED] -> the place of each expert with a token (0 for the likeliest, of equals for the lower;
-    `top_k`: none), and the logits by place [tokens, PLACES]. What is not a number comes last, so that a spoilt row
-    still goes to experts that exist."""
-    logits = tl.where(logits == logits, logits, float("-inf"))
-    keys = _reordered(tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True))  # with one zero only
-    # An expert that has its place keeps that as a key, below the key of no expert, which is below infinity's.
-    lowest: tl.constexpr = -(2**31)
-    keys = tl.where(ids < experts, keys, lowest + PLACES)
-    slots = tl.arange(0, PLACES)[None, :]
-    picked = tl.full([logits.shape[0], PLACES], lowest, tl.int32)
-    place = 0
-    while place < num_places:  # which is `top_k`: an unrolled loop's code would take longer to fetch than to run
-        best = tl.max(keys, 1)[:, None]
-        expert = tl.min(tl.where(keys == best, ids, 2**30), 1)[:, None]
-        keys = tl.where(ids == expert, lowest + place, keys)
-        picked = tl.where(slots == place, best, picked)
-        place += 1
-    places = tl.where(keys < lowest + top_k, keys - lowest, top_k)
-    return places, _reordered(picked).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _choose(
-    logits, block, tokens, num_tokens, num_places, shares, places, counts, experts: tl.constexpr,
-    top_k: tl.constexpr, NORMALISE: tl.constexpr, TOKENS: tl.constexpr, PADDED: tl.constexpr, PLACES: tl.constexpr,
+    logits, bias, correction, block, tokens, num_tokens, num_places, shares, chosen, places, counts,
+    experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr, ROUTING: tl.constexpr, BY_LOGITS: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """From logits [TOKENS, PADDED]: shares, places with the tokens of an expert side by side, and an expert's count."""
+    """From logits [TOKENS, PADDED]: shares, places with the tokens of an expert side by side, and an expert's count;
+    and the experts themselves, where there is room for them."""
     ids = tl.arange(0, PADDED)
     slots = tl.arange(0, PLACES)[None, :]
     is_token = (tokens < num_tokens)[:, None]
-    found, picked = _pick(logits, ids[None, :], num_places, experts, top_k, PLACES)
+    if bias is not None:
+        logits += tl.load(bias + ids, mask=ids < experts, other=0.0)[None, :]
+    scores = logits
+    if not BY_LOGITS:
+        scores = scores_of(logits, ids[None, :], experts, ROUTING)
+    wanted = scores
+    if correction is not None:
+        wanted = scores + tl.load(correction + ids, mask=ids < experts, other=0.0)[None, :]
+    if ROUTING.num_groups > 1:
+        wanted = tl.where(in_best_groups(wanted, ids[None, :], experts, ROUTING) > 0, wanted, float("-inf"))
+    found, picked, named = pick(
+        wanted, scores, ids[None, :], num_places, experts, top_k, PLACES, correction is not None, chosen is not None
+    )
     found = tl.where(is_token, found, top_k)
     own_places = places + block * (PADDED * TOKENS) + tl.arange(0, TOKENS)[:, None]
     tl.store(own_places + ids[None, :] * TOKENS, found.to(tl.int8))
     tl.store(counts + block * PADDED + ids, tl.sum((found < top_k).to(tl.int32), 0))
-    largest = tl.max(tl.where(slots == 0, picked, float("-inf")), 1)[:, None]
-    exponentials = tl.where(slots < top_k, tl.exp(picked - largest), 0.0)
-    if NORMALISE:
-        total = tl.sum(exponentials, 1)
-    else:
-        total = tl.sum(tl.where(ids[None, :] < experts, tl.exp(logits - largest), 0.0), 1)
     mask = is_token & (slots < top_k)
-    tl.store(shares + tokens[:, None] * top_k + slots, exponentials / total[:, None], mask=mask)
+    if BY_LOGITS:
+        largest = tl.max(tl.where(slots == 0, picked, float("-inf")), 1)[:, None]
+        if ROUTING.num_groups > 1 and not NORMALISE:  # the largest of all may lie in a group that was not chosen
+            largest = tl.max(tl.where(ids[None, :] < experts, logits, float("-inf")), 1)[:, None]
+        parts = tl.where(slots < top_k, tl.exp(picked - largest), 0.0)
+        if NORMALISE:
+            total = tl.sum(parts, 1)
+        else:
+            total = tl.sum(tl.where(ids[None, :] < experts, tl.exp(logits - largest), 0.0), 1)
+        parts = parts / total[:, None]
+    else:
+        parts = tl.where(slots < top_k, picked, 0.0)
+        if NORMALISE:
+            parts = parts / tl.sum(parts, 1)[:, None]
+    if ROUTING.share_scale != 1.0:
+        parts *= ROUTING.share_scale
+    tl.store(shares + tokens[:, None] * top_k + slots, parts, mask=mask)
+    if chosen is not None:
+        tl.store(chosen + tokens[:, None] * top_k + slots, named, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_places"])
 def _choose_kernel(
-    x, router, part_sums, arrivals, shares, places, counts, num_tokens, num_places,
-    hidden: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr, TOKENS: tl.constexpr,
-    PADDED: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    x, router, bias, correction, part_sums, arrivals, shares, chosen, places, counts, num_tokens, num_places,
+    hidden: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr, ROUTING: tl.constexpr,
+    BY_LOGITS: tl.constexpr, TOKENS: tl.constexpr, PADDED: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr,
+    DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a block of tokens, all experts, and a part of the depth. The last of a block's programs to end adds
     the parts, always in the same order, and chooses."""
@@ -193,8 +194,8 @@ def _choose_kernel(
     )  # fmt: skip
     if PARTS == 1:
         _choose(
-            sums, block, tokens, num_tokens, num_places, shares, places, counts, experts, top_k, NORMALISE, TOKENS,
-            PADDED, PLACES,
+            sums, bias, correction, block, tokens, num_tokens, num_places, shares, chosen, places, counts, experts,
+            top_k, NORMALISE, ROUTING, BY_LOGITS, TOKENS, PADDED, PLACES,
         )  # fmt: skip
     else:
         block_sums = part_sums + block * (PARTS * TOKENS * PADDED) + within[:, None] * PADDED + ids[None, :]
@@ -209,8 +210,8 @@ def _choose_kernel(
             for other in tl.static_range(1, PARTS):
                 logits += tl.load(block_sums + other * (TOKENS * PADDED), cache_modifier=".cg")
             _choose(
-                logits, block, tokens, num_tokens, num_places, shares, places, counts, experts, top_k, NORMALISE,
-                TOKENS, PADDED, PLACES,
+                logits, bias, correction, block, tokens, num_tokens, num_places, shares, chosen, places, counts,
+                experts, top_k, NORMALISE, ROUTING, BY_LOGITS, TOKENS, PADDED, PLACES,
             )  # fmt: skip
             tl.store(arrivals + block, 0)
 
@@ -259,12 +260,14 @@ def route(
     rows: torch.Tensor,
     *,
     normalise: bool,
+    terms: RouterTerms = PLAIN_TERMS,
     tile: RoutingTile | None = None,
 ) -> None:
     """x [num_tokens, hidden] and router [experts, hidden] -> shares float32 [num_tokens, top_k], the likeliest expert
     first, the order, and rows int32 [num_tokens, top_k] (the row of each pair)."""
-    tile = tile or choose_tile(len(x))
-    choose_experts(x, router, scratch, shares, normalise=normalise, tile=tile)
+    is_wide = not terms.by_logits and _padded(len(router)) > 128
+    tile = tile or choose_tile(len(x), is_wide=is_wide)
+    choose_experts(x, router, scratch, shares, normalise=normalise, terms=terms, tile=tile)
     sort_by_expert(scratch, order, rows, tile=tile)
 
 
@@ -276,8 +279,11 @@ def choose_experts(
     *,
     normalise: bool,
     tile: RoutingTile,
+    terms: RouterTerms = PLAIN_TERMS,
+    chosen: torch.Tensor | None = None,
 ) -> None:
-    """-> shares, and what `sort_by_expert` reads, in blocks of the tile's tokens."""
+    """-> shares, and what `sort_by_expert` reads, in blocks of the tile's tokens; and, where there is room for them,
+    `chosen` int32 [num_tokens, top_k]: the experts, in the order of their shares."""
     (num_tokens, hidden), experts, top_k = x.shape, router.shape[0], shares.shape[1]
     blocks = cdiv(num_tokens, tile.tokens)
     if tile.parts > 1 and blocks * tile.parts > _PROGRAMS:
@@ -285,14 +291,14 @@ def choose_experts(
     if top_k > 127:
         raise ValueError(f"{top_k} experts a token: places are kept in a byte, which holds 127")
     padded = _padded(experts)
-    tile = tile.for_experts(padded)
+    tile = tile.for_experts(padded, by_logits=terms.by_logits)
     depth = min(tile.depth, max(16, next_power_of_2(hidden)))
     num_stages = target_of(x.device).stages(tile.num_stages, (tile.tokens + padded) * depth * x.element_size())
     dependent(_choose_kernel, (tile.parts, blocks), x.device)(
-        x, router, scratch.sums, scratch.arrivals, shares, scratch.places, scratch.counts, num_tokens, top_k, hidden,
-        experts, top_k, NORMALISE=normalise, TOKENS=tile.tokens, PADDED=padded, PLACES=next_power_of_2(top_k),
-        PARTS=tile.parts, DEPTH=depth, PRECISION=dot_precision(x.dtype), num_warps=tile.num_warps,
-        num_stages=num_stages,
+        x, router, terms.bias, terms.correction, scratch.sums, scratch.arrivals, shares, chosen, scratch.places,
+        scratch.counts, num_tokens, top_k, hidden, experts, top_k, NORMALISE=normalise, ROUTING=terms.routing,
+        BY_LOGITS=terms.by_logits, TOKENS=tile.tokens, PADDED=padded, PLACES=next_power_of_2(top_k), PARTS=tile.parts,
+        DEPTH=depth, PRECISION=dot_precision(x.dtype), num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip
 
 

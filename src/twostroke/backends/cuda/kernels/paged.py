@@ -3,7 +3,7 @@ of products; and what a kernel for prompts says of itself. Launches nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -112,6 +112,8 @@ class Scoring:
     window: int | None = None  # a query reads this many keys, its own included; None: all before it
     softcap: float | None = None
     first: int = 0  # decodes with a window read no key before this position, but for their own
+    sinks: torch.Tensor | None = field(default=None, compare=False)
+    """float32 [heads]: a score of each head that is weighed with those of the keys, and has no value; None: none."""
 
     @property
     def factor(self) -> float:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from twostroke.backends.cuda.attention_table import settings_for
 from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.attention_math import capped, join_parts, load_keys_and_values
+from twostroke.backends.cuda.kernels.attention_math import beside_sinks, capped, join_parts, load_keys_and_values
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring, WalkConfig
 from twostroke.backends.cuda.kernels.prefill_tiles import (
     HIGH_TILE,
@@ -85,7 +85,7 @@ def _walk(
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def _prefill_kernel(
-    queries, k_cache, v_cache, table, items, out, partials, log_sums, factor, cap_factor, window, query_stride,
+    queries, k_cache, v_cache, table, items, out, partials, log_sums, sinks, factor, cap_factor, window, query_stride,
     table_stride, SHAPE: tl.constexpr, CONFIG: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """`window` and `cap_factor` None: there is none."""
@@ -142,6 +142,7 @@ def _prefill_kernel(
     )  # fmt: skip
     mean = value_sum / tl.where(total == 0.0, 1.0, total)[:, None]
     if parts == 1:
+        mean = beside_sinks(mean, peak + tl.log2(total), sinks, kv_head * SHAPE.group + row % SHAPE.group, row_held)
         out_rows = out + at[:, None] * (SHAPE.kv_heads * SHAPE.elements)
         tl.store(out_rows + own_heads, mean.to(out.dtype.element_ty), mask=held)
     else:
@@ -151,7 +152,7 @@ def _prefill_kernel(
 
 
 @triton.jit
-def _join_kernel(partials, log_sums, items, out, SHAPE: tl.constexpr, TILE: tl.constexpr):
+def _join_kernel(partials, log_sums, sinks, items, out, SHAPE: tl.constexpr, TILE: tl.constexpr):
     """Joins the parts of cut tiles; a tile's rows are shared out among as many programs as it has parts."""
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -184,15 +185,19 @@ def _join_kernel(partials, log_sums, items, out, SHAPE: tl.constexpr, TILE: tl.c
         at = (first_token + row // SHAPE.group).to(tl.int64) * SHAPE.kv_heads + kv_head
         own_rows = (at * SHAPE.group + row % SHAPE.group)[:, None] * SHAPE.head_dim
         result = value_sum / tl.where(total == 0.0, 1.0, total)[:, None]
+        head = kv_head * SHAPE.group + row % SHAPE.group
+        result = beside_sinks(result, peak + tl.log2(total), sinks, head, row_held)
         held = row_held[:, None] & dim_held[None, :]
         tl.store(out + own_rows + dim[None, :], result.to(out.dtype.element_ty), mask=held)
 
 
-def join_tiles(work: PrefillWork, scratch: PrefillScratch, out: torch.Tensor, shape: AttentionShape) -> None:
+def join_tiles(
+    work: PrefillWork, scratch: PrefillScratch, out: torch.Tensor, shape: AttentionShape, sinks: torch.Tensor | None
+) -> None:
     """The second launch, after any kernel that left parts of tiles in the scratch."""
     if work.part_items:
         launcher(_join_kernel, (len(work.items), shape.kv_heads))(
-            scratch.partials, scratch.log_sums, work.items, out, SHAPE=shape, TILE=work.tile_rows, num_warps=4
+            scratch.partials, scratch.log_sums, sinks, work.items, out, SHAPE=shape, TILE=work.tile_rows, num_warps=4
         )
 
 
@@ -205,8 +210,8 @@ def attend(
     scratch.check(work, shape)
     config = config or prefill_config(work.tile_rows, shape.head_dim)
     launcher(_prefill_kernel, (shape.kv_heads, len(work.items)))(
-        queries, kv.keys, kv.values, kv.table, work.items, out, scratch.partials, scratch.log_sums, scoring.factor,
-        scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0), SHAPE=shape, CONFIG=config,
-        TILE=work.tile_rows, num_warps=config.warps,
+        queries, kv.keys, kv.values, kv.table, work.items, out, scratch.partials, scratch.log_sums, scoring.sinks,
+        scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0), SHAPE=shape,
+        CONFIG=config, TILE=work.tile_rows, num_warps=config.warps,
     )  # fmt: skip
-    join_tiles(work, scratch, out, shape)
+    join_tiles(work, scratch, out, shape, scoring.sinks)

@@ -24,6 +24,8 @@ class Product:
     width: int
     has_bias: bool = False
     experts: int = 0  # matrices of this size, of which each token meets a few; 0: one matrix, for all tokens
+    is_clamped: bool = False
+    """Whether its gate is more than an activation (`ClampedGate`)."""
 
     @property
     def is_gated(self) -> bool:
@@ -81,6 +83,8 @@ def declines(product: Product, card: Card, *, adds_bias: bool = False) -> str | 
         return "it needs a Hopper GPU, a 16-bit type and CUDA's compiler"
     if product.has_bias and not adds_bias:
         return "it adds no bias"
+    if product.is_clamped:
+        return "it has no clamped gates"
     if product.width % DEPTH or product.outputs % 8:
         return f"it takes outputs in eights and inputs in multiples of {DEPTH}"
     return None

@@ -29,10 +29,12 @@ def rope_and_store(
     k_norm: torch.Tensor | None = None,  # [head_dim]
     *,
     eps: float = 0.0,
+    growth: torch.Tensor | None = None,  # float32 [max_context]
     heads_per_program: int | None = None,
 ) -> None:
     """Turn queries in place; turn keys and write them and the values to page table[row, position // page], slot
-    position % page. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned."""
+    position % page. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned. `growth`: what
+    the queries of each position are multiplied by."""
     assert (q_norm is None) == (k_norm is None)
     assert kv.keys.stride() == kv.values.stride()
     num_tokens, rope_dim = len(positions), cos_sin.shape[1]
@@ -47,7 +49,7 @@ def rope_and_store(
     groups = cdiv(all_heads, heads_per_program)
     rest = head_dim - rope_dim
     dependent(_rope_and_store, (num_tokens * groups,), qkv.device)(
-        qkv, cos_sin, positions, rows, kv.table, kv.keys, kv.values, q_norm, k_norm, eps, qkv.stride(0),
+        qkv, cos_sin, growth, positions, rows, kv.table, kv.keys, kv.values, q_norm, k_norm, eps, qkv.stride(0),
         kv.table.stride(0), kv.keys.stride(0), HEADS=all_heads - 2 * num_kv_heads, KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim, HALF=rope_dim // 2,
         HALF_BLOCK=next_power_of_2(rope_dim // 2), REST_BLOCK=next_power_of_2(rest) if rest else 0,
@@ -82,10 +84,10 @@ def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["positions", "rows"])
 def _rope_and_store(
-    qkv, cos_sin, positions, rows, table, k_cache, v_cache, q_norm, k_norm, eps, qkv_stride, table_stride, cache_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, PROGRAM_HEADS: tl.constexpr, GROUPS: tl.constexpr,
-    PDL: tl.constexpr,
+    qkv, cos_sin, growth, positions, rows, table, k_cache, v_cache, q_norm, k_norm, eps, qkv_stride, table_stride,
+    cache_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, PROGRAM_HEADS: tl.constexpr,
+    GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """HALF: pairs that are turned; REST_BLOCK: 0 where all dimensions are."""
     # A token's programs lie side by side, so that its cosines are read from memory once.
@@ -107,6 +109,8 @@ def _rope_and_store(
     angles = cos_sin + position.to(tl.int64) * (2 * HALF) + column
     cos = tl.load(angles, mask=column < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=column < HALF, other=0.0)
+    if growth is not None:
+        grown = tl.where(is_query, tl.load(growth + position), 1.0)
     if PDL:
         gdc_wait()
     qkv_row = qkv + token.to(tl.int64) * qkv_stride
@@ -128,6 +132,11 @@ def _rope_and_store(
             in_rest = rest_column < HEAD_DIM
             rest *= scale * _norm_weight(q_norm, k_norm, rest_column, in_rest, is_query, is_value)
 
+    if growth is not None:
+        first *= grown
+        second *= grown
+        if REST_BLOCK:
+            rest *= grown
     turned_first = tl.where(is_value, first, first * cos - second * sin)
     turned_second = tl.where(is_value, second, second * cos + first * sin)
     _store_part(turned_first, head, column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE)
@@ -135,8 +144,8 @@ def _rope_and_store(
         turned_second, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
     )
     if REST_BLOCK:
-        # What is neither turned nor normed is already in its place in the queries.
+        # What is neither turned nor normed nor grown is already in its place in the queries.
         _store_part(
-            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, q_norm is not None, HEADS, KV_HEADS, HEAD_DIM,
-            BLOCK_SIZE,
+            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, (q_norm is not None) or (growth is not None),
+            HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE,
         )  # fmt: skip
