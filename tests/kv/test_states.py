@@ -1,5 +1,5 @@
-"""Groups of states: one slot a sequence, however long it grows, beside groups of blocks; and slots for snapshots, where a
-prefix is found again."""
+"""Groups of states: one slot a sequence, however long it grows, beside groups of blocks; and slots for snapshots, where
+a prefix is found again."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class HostBlocks:
         return self._slots[group][slot]
 
     def copy(self, step: Step, source: random.Random) -> None:
-        """Loads wait for a step that is granted their blocks or saves a state there, for a spill that needs their slot or block, for whoever
-        looks at the slot; or, half of the time, for nobody."""
+        """Loads wait for a step that is granted their blocks or saves a state there, for a spill that needs their slot
+        or block, for whoever looks at the slot; or, half of the time, for nobody."""
         for group, block, slot in step.spills:
             touched = ((group, "slot", slot), (group, "block", block))
             self._finish(lambda copy, touched=touched: not set(_touches(copy)).isdisjoint(touched))  # type: ignore[misc]

@@ -242,7 +242,8 @@ class KVLedger:
 
     def commit(self, sequence: Sequence) -> None:
         """The KV of positions below `num_computed` is written: enter the new full blocks, and the snapshots that were
-        due so far, in the index, and release blocks behind the window. Queries in flight and to come are all at `num_computed` or later."""
+        due so far, in the index, and release blocks behind the window. Queries in flight and to come are all at
+        `num_computed` or later."""
         holding = self._holdings[sequence.seq_id]
         if sequence.num_computed < holding.commits_at:
             return
