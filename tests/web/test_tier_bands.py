@@ -30,7 +30,7 @@ def test_the_block_map_has_a_band_for_each_tier(
             prompt = f"{number}, said the {number}th of them, and counted to {number} again. " * 3
             server.post("/v1/completions", {"prompt": prompt, "max_tokens": 4, "ignore_eos": True})
         watched.wait_until("document.querySelectorAll('.map').length === 3")
-        watched.wait_until("/[1-9]\\d* on disk too/.test(document.querySelectorAll('.band')[1]?.textContent)")
+        watched.wait_until("/[1-9]\\d* kept and on disk too/.test(document.querySelectorAll('.band')[1]?.textContent)")
         assert watched.page.locator("h3.band").all_inner_texts()[2].startswith("On disk")
         host = watched.page.locator(".map .plot >> nth=1")
         host.focus()
