@@ -15,6 +15,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.rope_spec import NO_ROPE, RopeSpec
 from twostroke.models.spec import (
+    Attention,
     ClampedGate,
     DenseMlp,
     GroupedAttention,
@@ -64,8 +65,6 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
         (replace(LAYER, has_scale=True), "no scales of layers"),
         (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "read what the layer's norm gave"),
-        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
-        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
         (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
         (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
@@ -79,6 +78,35 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
     assert REFERENCE.supports(checkpoint) is None
     for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
         assert reason is not None and sentence in reason
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
+        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
+    ],
+)
+def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
+    checkpoint = checkpoint_of(layer, layer)
+    assert REFERENCE.supports(checkpoint) is None
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("attention", "sentence"),
+    [
+        (replace(LATENT, rank=1024), "a rank of a multiple of 8 up to 512, not 1024"),
+        (replace(LATENT, rank=36), "a rank of a multiple of 8 up to 512, not 36"),
+        (replace(LATENT, value_dim=264), "a value of a multiple of 8 up to 256, not 264"),
+        (replace(ATTENTION, rope=RopeSpec(1e4, 16, pairs_neighbours=True)), "this model's are neighbours"),
+    ],
+)
+def test_attention_that_a_card_has_no_kernel_for(attention: Attention, sentence: str) -> None:
+    checkpoint = checkpoint_of(*[replace(LAYER, attention=attention)] * 2)
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
+    mixed = checkpoint_of(LAYER, replace(LAYER, attention=LATENT))
+    assert cuda._unsupported_shape(mixed) == LAYERS_DIFFER
 
 
 @pytest.mark.parametrize(
@@ -113,12 +141,11 @@ def test_sinks_and_experts_of_other_kinds_are_computed_by_all(layer: LayerSpec) 
     assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
 
 
-def test_latents_are_read_by_hosts_alone() -> None:
+def test_latents_are_read_by_all_where_all_layers_have_them() -> None:
     layer = replace(LAYER, attention=LATENT)
-    checkpoint = checkpoint_of(layer, layer)
-    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
-    assert "it has no latent attention" in str(cuda._unsupported_shape(checkpoint))
-    assert CPU.supports(checkpoint_of(LAYER, layer)) == LAYERS_DIFFER
+    for checkpoint, reason in ((checkpoint_of(layer, layer), None), (checkpoint_of(LAYER, layer), LAYERS_DIFFER)):
+        assert REFERENCE.supports(checkpoint) is None
+        assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == reason
 
 
 @pytest.mark.parametrize("scale", ["residual_scale", "logits_scale"])

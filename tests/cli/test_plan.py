@@ -179,7 +179,7 @@ def test_a_model_that_is_not_here_on_the_machine_under_us(
     done = typed("plan", "DeepSeek-V3", *sizes, **folder)
     assert (
         done.returncode == 2
-        and "runs deepseek_v3 models on its reference backend alone, which is slow: no fast backend" in done.stderr
+        and "runs deepseek_v3 models on cards, and on its reference backend, which is slow: its CPU" in done.stderr
     )
 
 

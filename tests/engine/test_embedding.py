@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from tests.models.tiny_checkpoints import make_tiny
@@ -32,7 +34,11 @@ def qwen3(embedders: dict[str, Embedder]) -> LLM:
     return LLM(embedders["qwen3"].folder, backend="reference")
 
 
-def wanted(llm: LLM, embedder: Embedder, texts: list[str]) -> np.ndarray:
+def vectors(llm: LLM, texts: Any, **options: Any) -> npt.NDArray[np.float64]:
+    return np.array(llm.embed(texts, **options))
+
+
+def wanted(llm: LLM, embedder: Embedder, texts: list[str]) -> npt.NDArray[np.float32]:
     return np.stack([embedder.vector(llm.tokenizer.encode(text)) for text in texts])
 
 
@@ -40,7 +46,7 @@ def wanted(llm: LLM, embedder: Embedder, texts: list[str]) -> np.ndarray:
 def test_vectors_are_those_of_transformers(embedders: dict[str, Embedder], kind: str) -> None:
     embedder, texts = embedders[kind], [*TEXTS, *MORE]
     with LLM(embedder.folder, backend="reference") as llm:
-        found = llm.embed(texts)
+        found = vectors(llm, texts)
         expected = wanted(llm, embedder, texts)
         assert np.abs(found - expected).max() < 1e-4
         similar = expected @ expected.T
@@ -54,10 +60,10 @@ def test_a_text_has_the_same_vector_in_any_company(embedders: dict[str, Embedder
     """Few tokens a step, few texts at a time, and KV for hardly more than one: texts wait, and none is cut."""
     texts = [*TEXTS, *MORE]
     with LLM(embedders[kind].folder, backend="reference") as llm:
-        alone = np.concatenate([llm.embed(text) for text in texts])
+        alone = np.concatenate([vectors(llm, text) for text in texts])
     config = EngineConfig(backend="reference", max_tokens_per_step=MAX_TOKENS, max_running=3)
     with LLM(embedders[kind].folder, config) as llm:
-        assert np.abs(llm.embed(texts) - alone).max() < 2e-6
+        assert np.abs(vectors(llm, texts) - alone).max() < 2e-6
         llm.engine.scheduler.check()
 
 
@@ -69,7 +75,7 @@ def test_a_causal_model_reads_by_chunks_and_finds_prefixes(
     kv = KVConfig(block_size=16, prefix_caching=prefix_caching)
     with LLM(embedder.folder, EngineConfig(backend="reference", max_tokens_per_step=7, kv=kv)) as llm:
         expected = wanted(llm, embedder, [text, text + " decode"])
-        first, second = llm.embed(text)[0], llm.embed(text + " decode")[0]
+        first, second = vectors(llm, text)[0], vectors(llm, text + " decode")[0]
         assert np.abs(np.stack([first, second]) - expected).max() < 1e-4
         counts = llm.engine.scheduler.counts()
         assert (counts.prefix_hit_tokens > 0) == prefix_caching
@@ -80,7 +86,7 @@ def test_tokens_that_see_each_other_are_read_in_one_step(embedders: dict[str, Em
     with LLM(embedders[kind].folder, backend="reference") as llm:
         steps = []
         llm.engine.on_launch = steps.append
-        llm.embed([*TEXTS, *MORE, *TEXTS])
+        vectors(llm, [*TEXTS, *MORE, *TEXTS])
         chunks = [chunk for step in steps for chunk in step.prefills]
         assert len(chunks) == 2 * len(TEXTS) + len(MORE)
         assert all(chunk.pools and chunk.start == 0 and not chunk.samples for chunk in chunks)
@@ -95,37 +101,37 @@ def test_the_cpu_backend_agrees(embedders: dict[str, Embedder], quantise: str, t
     config = EngineConfig(backend="cpu", max_tokens_per_step=32, quantise=quantise)
     with LLM(embedder.folder, config) as llm:
         expected = wanted(llm, embedder, texts)
-        found = llm.embed(texts)
+        found = vectors(llm, texts)
         assert np.abs(found - expected).max() < tolerance
         assert ((found * expected).sum(axis=1) > 1 - tolerance**2 * 4).all()
-        assert np.array_equal(np.concatenate([llm.embed(text) for text in texts]), found)
+        assert np.array_equal(np.concatenate([vectors(llm, text) for text in texts]), found)
 
 
 def test_prompts_dimensions_and_token_ids(qwen3: LLM) -> None:
-    plain, whole = qwen3.embed("cat"), qwen3.embed("what is cat")
-    assert np.array_equal(qwen3.embed("cat", prompt_name="query"), whole)
-    assert np.array_equal(qwen3.embed("cat", prompt_name="document"), plain)
-    assert np.array_equal(qwen3.embed([qwen3.tokenizer.encode("cat")]), plain)
-    shorter = qwen3.embed("cat", dimensions=16)
+    plain, whole = vectors(qwen3, "cat"), vectors(qwen3, "what is cat")
+    assert np.array_equal(vectors(qwen3, "cat", prompt_name="query"), whole)
+    assert np.array_equal(vectors(qwen3, "cat", prompt_name="document"), plain)
+    assert np.array_equal(vectors(qwen3, [qwen3.tokenizer.encode("cat")]), plain)
+    shorter = vectors(qwen3, "cat", dimensions=16)
     assert shorter.shape == (1, 16) and np.linalg.norm(shorter) == pytest.approx(1.0, abs=1e-6)
     assert np.allclose(shorter * np.linalg.norm(plain[:, :16]), plain[:, :16], atol=1e-6)
-    assert qwen3.embed([]).shape == (0, 64)
+    assert qwen3.embed([]) == []
 
 
 def test_what_cannot_be_is_refused_by_name(qwen3: LLM) -> None:
     limit = MAX_TOKENS - 4  # as sentence_bert_config.json says
     with pytest.raises(BadRequestError, match=f"the text has {limit + 1} tokens, and this model takes {limit} at most"):
-        qwen3.embed("a" * limit)
-    assert qwen3.embed("a" * (limit - 1)).shape == (1, 64)
-    cut = qwen3.embed("a" * 500, truncate=True)
-    assert np.array_equal(cut, qwen3.embed("a" * (limit - 1)))
+        vectors(qwen3, "a" * limit)
+    assert vectors(qwen3, "a" * (limit - 1)).shape == (1, 64)
+    cut = vectors(qwen3, "a" * 500, truncate=True)
+    assert np.array_equal(cut, vectors(qwen3, "a" * (limit - 1)))
     for options, sentence in (
         ({"prompt_name": "passage"}, "this model's prompts are: query, document"),
         ({"dimensions": 65}, "dimensions must be from 1 to this model's 64, not 65"),
         ({"dimensions": 0}, "dimensions must be"),
     ):
         with pytest.raises(BadRequestError, match=sentence):
-            qwen3.embed("a", **options)  # type: ignore[arg-type]
+            vectors(qwen3, "a", **options)  # type: ignore[arg-type]
     with pytest.raises(BadRequestError, match="gives vectors and writes no text"):
         qwen3.generate("a", SamplingParams(max_tokens=1))
     with pytest.raises(BadRequestError, match="has one sample"):
@@ -154,7 +160,7 @@ def test_a_model_that_writes_text_gives_no_vectors(tmp_path: Path) -> None:
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
     with LLM(tmp_path, backend="reference") as llm:
         with pytest.raises(BadRequestError, match="writes text and gives no vectors"):
-            llm.embed("a")
+            vectors(llm, "a")
         with pytest.raises(BadRequestError, match="writes text and gives no vectors"):
             llm.engine.add(replace(llm.request("a", SamplingParams()), wants_vector=True))
 
@@ -187,12 +193,12 @@ def test_a_reranker_scores_as_transformers_does(kind: str, tmp_path: Path) -> No
         assert np.ptp(expected) > 0.01
         assert llm.rerank(query, documents, top_n=2) == ranked[:2]
         with pytest.raises(BadRequestError, match="rerank with it"):
-            llm.embed("a")
+            vectors(llm, "a")
 
 
 def test_an_embedding_model_ranks_by_cosine(qwen3: LLM) -> None:
     documents = ["the cat", "decode", "what is cat"]
     ranked = qwen3.rerank("cat", documents)
-    (query,), vectors = qwen3.embed("cat", prompt_name="query"), qwen3.embed(documents, prompt_name="document")
+    (query,), others = vectors(qwen3, "cat", prompt_name="query"), vectors(qwen3, documents, prompt_name="document")
     assert ranked[0].index == 2 and ranked[0].score == pytest.approx(1.0, abs=1e-6)  # with its prompt, the query itself
-    assert [one.score for one in ranked] == pytest.approx([vectors[one.index] @ query for one in ranked], abs=1e-5)
+    assert [one.score for one in ranked] == pytest.approx([others[one.index] @ query for one in ranked], abs=1e-5)

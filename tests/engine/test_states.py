@@ -6,12 +6,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
 
 from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
+from twostroke.config import KVConfig
+from twostroke.core.errors import BadRequestError
 from twostroke.core.events import TokenEvent
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
@@ -20,13 +23,15 @@ from twostroke.core.sequence import Sequence as Stream
 from twostroke.core.step import Drafts
 from twostroke.core.timing import SequenceTiming
 from twostroke.engine.engine import Engine
+from twostroke.engine.tiers import ledger_of, make_tiers, refuse_tiers
+from twostroke.kv.tiers.worth import Worth
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
 
-HYBRIDS = ("lfm2_moe",)
+HYBRIDS = ("lfm2_moe", "qwen3_next")
 BLOCK_SIZE = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -78,8 +83,10 @@ class Small:
         step_tokens: int = 64,
         max_running: int = 8,
         drafting: Drafting | None = None,
+        kv: KVConfig | None = None,
         **config: object,
     ) -> None:
+        """`kv`: with tiers."""
         groups = tuple(
             KVGroup(
                 one.layers, one.window, num_states if one.content == "state" else num_blocks, one.content, one.values
@@ -90,7 +97,11 @@ class Small:
         self.backend = FACTORY.create(checkpoint, layout, BackendSettings(max_context, step_tokens))
         sizes = {"max_tokens_per_step": step_tokens, "max_running": max_running, "snapshot_tokens": BLOCK_SIZE}
         scheduler_config = SchedulerConfig(max_context=max_context, **{**sizes, **config})  # type: ignore[arg-type]
-        scheduler = Scheduler(scheduler_config, layout, drafting=drafting)
+        tiers = None
+        if kv is not None:
+            tiers, _ = make_tiers(kv, layout, checkpoint, self.backend, lambda start, count: 1.0, "float32")
+        ledger = ledger_of(scheduler_config, layout, tiers)
+        scheduler = Scheduler(scheduler_config, layout, ledger=ledger, drafting=drafting)
         self.engine = Engine(scheduler, self.backend, checkpoint.spec.vocab_size)
         self.heard: dict[str, Heard] = {}
 
@@ -98,7 +109,7 @@ class Small:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.backend.close()
+        self.engine.close()
 
     def add(self, name: str, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> None:
         self.heard[name] = Heard({sample: [] for sample in range(sampling.n)})
@@ -213,3 +224,33 @@ def test_company_preemption_samples_and_aborts(hybrid: Checkpoint, num_states: i
         for name, prompt in prompts.items():  # and all again, from what is left
             busy.ask(f"{name} again", prompt, seeded if name == "c" else GREEDY)
             assert busy.heard[f"{name} again"].tokens == alone[name]
+
+
+def test_states_come_back_from_host_memory_and_from_disk(
+    hybrid: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worth, "may_spill", lambda *_: True)  # these models read faster than anything is copied
+    turns = [(f"{talk}.{turn}", talk, words(10 * talk + turn, 25)) for turn in range(3) for talk in range(4)]
+    expected, prompts, said = {}, {}, {talk: list[int]() for talk in range(4)}
+    with Small(hybrid, prefix_caching=False) as plain:
+        for name, talk, new in turns:
+            said[talk] += new
+            prompts[name] = tuple(said[talk])
+            expected[name] = plain.ask(name, prompts[name])
+            said[talk] += expected[name]
+    kv = KVConfig(host_gb=0.05, disk=str(tmp_path / "kv"), disk_gb=0.2)
+    found = []
+    for _ in range(2):  # the second time after a restart
+        with Small(hybrid, num_blocks=24, num_states=3, max_context=180, kv=kv) as small:
+            for name, prompt in prompts.items():
+                assert small.ask(name, prompt) == expected[name], name
+            timings = [heard.timings[0] for heard in small.heard.values()]
+            found.append((sum(one.tier_tokens.host for one in timings), sum(one.tier_tokens.disk for one in timings)))
+    assert found[0][0] > 100 and found[1][1] > 100, found
+
+
+def test_states_are_not_handed_to_other_engines() -> None:
+    layout = KVLayout(16, (KVGroup((0,), None, 8), KVGroup((1,), None, 2, "state")))
+    with pytest.raises(BadRequestError, match="not handed over yet"):
+        refuse_tiers(KVConfig(), layout, in_fleet=True)
+    refuse_tiers(KVConfig(host_gb=0.1), layout)

@@ -236,7 +236,7 @@ def test_gguf_gemma3_patterns(tmp_path: Path) -> None:
         ('{"architectures": []}', "architectures must be a list of one name"),
         ('{"architectures": ["A", "B"]}', "architectures must be a list of one name"),
         ('{"architectures": "LlamaForCausalLM"}', "architectures must be a list of one name"),
-        ('{"architectures": ["BertModel"]}', "'BertModel' is not supported; known are: DeepseekV2ForCausalLM"),
+        ('{"architectures": ["T5Model"]}', "'T5Model' is not supported; known are: BertModel"),
         ('{"architectures": ["LlamaForCausalLM"]}', "is missing"),
     ],
 )

@@ -331,6 +331,59 @@ def _qwen3_5_vision() -> PreTrainedModel:
     return transformers.Qwen3_5ForConditionalGeneration(config)
 
 
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.8,
+    "shared_intermediate_size": 64,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+
+
+def _granite_hybrid(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, **settings}
+    return transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**own))
+
+
+def _nemotron_h(**settings: Any) -> PreTrainedModel:
+    kinds = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention", "moe"]
+    own = {"layers_block_type": kinds, "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2}
+    own |= {"ssm_state_size": 12, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    # Steps short enough for some to be lengthened.
+    own |= {"moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 1.5, "time_step_min": 0.3}
+    return transformers.NemotronHForCausalLM(transformers.NemotronHConfig(**{**_SIZES, **own, **settings}))
+
+
+def _olmo2(**settings: Any) -> PreTrainedModel:
+    return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**{**_SIZES, **settings}))
+
+
+def _olmo3(**settings: Any) -> PreTrainedModel:
+    plain = {"rope_type": "default", "rope_theta": 10_000.0}
+    ropes = {"sliding_attention": plain, "full_attention": _YARN}
+    own = {"sliding_window": WINDOW, "num_hidden_layers": 4, "rope_parameters": ropes}
+    return transformers.Olmo3ForCausalLM(transformers.Olmo3Config(**{**_SIZES, **own, **settings}))
+
+
+def _granite(**settings: Any) -> PreTrainedModel:
+    scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
+    own = {**scales, "logits_scaling": 1.5, "rms_norm_eps": 1e-3}  # an epsilon that is felt
+    return transformers.GraniteForCausalLM(transformers.GraniteConfig(**{**_SIZES, **own, **settings}))
+
+
+def _seed_oss(**settings: Any) -> PreTrainedModel:
+    return transformers.SeedOssForCausalLM(transformers.SeedOssConfig(**{**_SIZES, "head_dim": 32, **settings}))
+
+
+def _ernie4_5(**settings: Any) -> PreTrainedModel:
+    return transformers.Ernie4_5ForCausalLM(transformers.Ernie4_5Config(**{**_SIZES, "head_dim": 32, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -374,10 +427,20 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
     "qwen3_next": _qwen3_next,
-    "qwen3_next_mixed": lambda: _qwen3_next(mlp_only_layers=[1], norm_topk_prob=False, linear_num_value_heads=2),
+    "qwen3_next_mixed": lambda: _qwen3_next(mlp_only_layers=[1], norm_topk_prob=False, linear_value_head_dim=16),
     "qwen3_5": _qwen3_5,
     "qwen3_5_moe": _qwen3_5_moe,
     "qwen3_5_vision": _qwen3_5_vision,
+    "granite_hybrid": _granite_hybrid,
+    "granite_hybrid_dense": lambda **settings: _granite_hybrid(
+        **{"num_local_experts": 0, "position_embedding_type": "rope", "mamba_n_groups": 1, **settings}
+    ),
+    "nemotron_h": _nemotron_h,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "granite": _granite,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie4_5,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -393,16 +456,22 @@ _BEYOND_HOST = (
     "lfm2",
     "qwen3_next",
     "qwen3_5",
+    "granite_hybrid",
+    "nemotron_h",
+    "olmo2",
+    "olmo3",
 )
 """Families that not every backend computes."""
-_KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5")
+_KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
+_DECLARED_ALONE = ("granite", "seed_oss", "ernie4_5")
+"""Families that differ from others by their declaration: what backends compute of them is tested with those."""
 
 
 def variants() -> list[str]:
     return list(_BUILDERS)
 
 
-NORMED_OVER_HEADS = ("minimax_m2",)
+NORMED_OVER_HEADS = ("minimax_m2", "olmo2", "olmo3")
 """Those whose norms of queries span all heads, which no ranks can share."""
 
 
@@ -413,7 +482,11 @@ def sharded_variants() -> list[str]:
 
 def uniform_variants() -> list[str]:
     """Those whose layers have the same sizes, and that every backend computes."""
-    return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed" and not variant.startswith(_BEYOND_HOST)]
+    return [
+        variant
+        for variant in _BUILDERS
+        if variant != "qwen3_moe_mixed" and not variant.startswith((*_BEYOND_HOST, *_DECLARED_ALONE))
+    ]
 
 
 def dense_variants() -> list[str]:
@@ -425,6 +498,7 @@ def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: all of one size, dense or with experts."""
     return [
         *uniform_variants(),
+        *_DECLARED_ALONE,
         "qwen3_moe_mixed",
         "gpt_oss",
         "qwen2_moe",

@@ -35,6 +35,12 @@ _ARCHITECTURES = {
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
 }
 
 
@@ -99,6 +105,8 @@ def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -
             yield name if name.endswith(".weight") else f"{name}.weight", tensor
         elif ".linear_attn." in name:
             yield from _delta_net_parts(name, tensor, config)
+        elif config.model_type == "granitemoehybrid":
+            yield from _granite_parts(name, tensor, config)
         elif config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
         elif name.endswith("e_score_correction_bias"):
@@ -167,6 +175,41 @@ def _delta_net_parts(name: str, tensor: torch.Tensor, config: Any) -> Iterator[t
         yield name, tensor
 
 
+def _granite_parts(name: str, tensor: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    stem, _, own = name.partition(".mamba.")
+    if own in ("A_log", "D"):
+        yield name, (-tensor.exp() if own == "A_log" else tensor)[:, None]
+    elif own == "dt_bias":
+        yield f"{stem}.mamba.dt_proj.bias", tensor
+    elif own == "conv1d.weight":
+        yield name, tensor.squeeze(1)
+    elif own == "norm.weight":
+        yield name, tensor.view(config.mamba_n_groups, -1)
+    elif ".shared_mlp." in name and not config.num_local_experts:
+        stem = name.partition(".shared_mlp.")[0]
+        if name.endswith("output_linear.weight"):
+            yield f"{stem}.mlp.down_proj.weight", tensor
+        else:
+            gate, up = tensor.chunk(2)
+            yield f"{stem}.mlp.gate_proj.weight", gate
+            yield f"{stem}.mlp.up_proj.weight", up
+    elif ".shared_mlp." in name and name.endswith("input_linear.weight"):
+        gate, up = tensor.chunk(2)
+        stem = name.partition(".shared_mlp.")[0]
+        yield f"{stem}.mlp.shared_expert.gate_proj.weight", gate
+        yield f"{stem}.mlp.shared_expert.up_proj.weight", up
+    elif name.endswith("experts.gate_up_proj"):
+        stem = name.partition(".block_sparse_moe.")[0]
+        for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+            yield f"{stem}.mlp.experts.{part}_proj.weight", half
+    elif name.endswith("experts.down_proj"):
+        yield f"{name.partition('.block_sparse_moe.')[0]}.mlp.experts.down_proj.weight", tensor
+    elif name.endswith("router.weight"):
+        yield name.replace("router.weight", "router.layer.weight"), tensor
+    else:
+        yield name, tensor
+
+
 def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Stored with inputs first, gates and ups in turn."""
     kind = "bias" if name.endswith("_bias") else "weight"
@@ -227,6 +270,24 @@ def _delta_net_keys(config: Any) -> dict[str, Any]:
     return keys
 
 
+def _granite_keys(config: Any) -> dict[str, Any]:
+    heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
+    return {
+        "attention.head_count_kv": heads,
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.group_count": config.mamba_n_groups,
+        "ssm.time_step_rank": config.mamba_n_heads,
+        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+        "embedding_scale": config.embedding_multiplier,
+        "attention.scale": config.attention_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": config.logits_scaling,
+        "rope.scaling.finetuned": config.position_embedding_type == "rope",
+        "expert_shared_feed_forward_length": config.shared_intermediate_size if config.num_local_experts else None,
+    }
+
+
 def _convolution_keys(config: Any) -> dict[str, Any]:
     """LFM2's: KV heads layer by layer, and the width of the MLP as it is."""
     heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
@@ -265,6 +326,9 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
     if config.model_type == "gemma4_text":
         keys |= _gemma4_keys(config)
+    if config.model_type == "granite":
+        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier}
+        keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
     if ropes["rope_type"] == "yarn":
@@ -273,6 +337,8 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {f"rope.scaling.yarn_{name}": ropes[name] for name in ("beta_fast", "beta_slow")}
     if hasattr(config, "linear_num_key_heads"):
         keys |= _delta_net_keys(config)
+    if config.model_type == "granitemoehybrid":
+        keys |= _granite_keys(config)
     if hasattr(config, "conv_L_cache"):
         keys |= _convolution_keys(config)
     if getattr(config, "kv_lora_rank", None):
@@ -334,7 +400,7 @@ def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.
     is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
     if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral"):
+    if config.model_type in ("llama", "mistral", "mixtral", "granite", "granitemoehybrid"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:

@@ -223,17 +223,18 @@ class _Maker:
         least, most = (enough // 2, enough + 1) if self.is_tiny else (enough, 3 * enough)
         windows = [pick([None, None, *range(1, 12)]) for _ in range(pick([1, 1, 2, 3]))]
         groups = tuple((window, self.random.randint(max(2, least), most)) for window in windows)
-        num_states = self.random.randint(1, 9) if self._chance(0.2) else None
+        num_states = self.random.randint(1, 9) if self._chance(0.1) else None
         config = {
             "max_context": self.max_context,
             "max_tokens_per_step": pick([64, 128, 512] if self.is_long else [1, 6, 12, 24, 24, 64]),
             "max_running": pick([1, 2, 4, 8, 12]),
             "max_chunk_tokens": pick([None, None, None, 1, 7]),
             "prefix_caching": self.has_tiers or self._chance(0.85),
-            "snapshot_tokens": pick([1, 1, 8, 64]),
             "kv_watermark": pick([0.0, 0.0, 0.01, 0.3]),
             "priority_aging_s": self.aging_s,
         }
+        if num_states is not None:
+            config["snapshot_tokens"] = pick([1, 1, 8, 64])
         return Setup(
             block_size=self.block_size,
             groups=groups,

@@ -7,7 +7,7 @@ const static_ = new URL("../../src/twostroke/web/static/", import.meta.url);
 const { History, upperBound } = await import(new URL("history.js", static_));
 const { BANDS, bandsOf, sizeOf, totalsOf, touchedOf } = await import(new URL("block_bands.js", static_));
 const { Player } = await import(new URL("player.js", static_));
-const { requestAt } = await import(new URL("request_state.js", static_));
+const { keptWords, promiseWords, requestAt } = await import(new URL("request_state.js", static_));
 const { linesOf, replayed } = await import(new URL("recording.js", static_));
 const { prefillShare, stepSentence } = await import(new URL("step_words.js", static_));
 const { partsOf } = await import(new URL("phase_bar.js", static_));
@@ -88,6 +88,23 @@ test("a request at each moment: not there, waiting, reading, writing, done", () 
   assert.equal(writing.state, "writing");
   assert.equal(writing.tokens, 4, "one of the chunk, three of a slot with two drafts held, none of a wasted slot");
   assert.equal(requestAt(request, 101).state, "ended");
+});
+
+test("a promise has its limit and says whether it was kept; what was not promised is not there", () => {
+  const events = run();
+  Object.assign(events.at(-1), { promised_ttft_s: 0.5, promised_itl_s: null, kept_ttft: false, kept_itl: null });
+  const [promise, ...others] = requestAt(filled(events).requests.get(3), 101).promises;
+  assert.equal(promiseWords(promise), "TTFT up to 500 ms was promised");
+  assert.equal(keptWords(promise), "TTFT ✗ broken");
+  assert.equal(others.length, 0);
+});
+
+test("a step that comes after the end of its request adds no token", () => {
+  const events = run();
+  events.at(-1).token_times_s = [100.51, 100.61, 100.61, 100.61];
+  const history = filled(events);
+  history.apply(step(3, 100.8, [], [[3, 45, 0, 0]]));
+  assert.equal(history.requests.get(3).tokenTimes.length, 4);
 });
 
 test("accepted and offered drafts are counted, a wasted slot takes none away", () => {

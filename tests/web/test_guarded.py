@@ -72,4 +72,8 @@ def test_a_page_for_looking_has_nothing_that_acts(
         watched.wait_until("document.querySelector('.promise')?.textContent.includes('TTFT ✓ kept')")
         assert "ITL ✗ broken" in watched.page.inner_text(".promise"), "a microsecond cannot be kept"
         assert "default: TTFT up to 60 s, ITL up to 1 µs" in watched.page.inner_text("section.view:not([hidden])")
+        watched.page.click("table.requests a.chip >> nth=0")
+        details = watched.page.inner_text(".request-details")
+        assert "TTFT up to 60 s was promised\nTTFT ✓ kept" in details
+        assert "ITL up to 1 µs was promised\nITL ✗ broken" in details
         watched.check()

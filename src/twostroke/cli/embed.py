@@ -64,7 +64,7 @@ def embed(
 
 def _print_vectors(llm: LLM, texts: list[str], prompt_name: str | None, dimensions: int | None, truncate: bool) -> None:
     vectors = llm.embed(texts, prompt_name=prompt_name, dimensions=dimensions, truncate=truncate)
-    for text, vector in zip(texts, vectors.tolist(), strict=True):
+    for text, vector in zip(texts, vectors, strict=True):
         print(json.dumps({"text": text, "embedding": vector}, ensure_ascii=False))
 
 

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
 from twostroke.core.request_check import NO_VECTORS
@@ -33,14 +30,13 @@ def embed(
     dimensions: int | None,
     truncate: bool,
     progress: bool | None,
-) -> npt.NDArray[np.float32]:
+) -> list[list[float]]:
     facts = _facts_of(llm)
     if facts.scores:
         raise BadRequestError("this model scores pairs of texts and gives no vectors: rerank with it")
     facts.check_dimensions(dimensions)
     requests = [_request(llm, _ids(llm, facts, text, prompt_name, truncate)) for text in texts]
-    vectors = [vector_of(raw, dimensions) for raw in llm.vectors(requests, progress)]
-    return np.array(vectors, dtype=np.float32).reshape(len(vectors), dimensions or facts.dimensions)
+    return [vector_of(raw, dimensions).tolist() for raw in llm.vectors(requests, progress)]
 
 
 def rerank(llm: LLM, query: str, documents: Sequence[str], top_n: int | None, truncate: bool) -> list[Ranked]:
@@ -48,8 +44,8 @@ def rerank(llm: LLM, query: str, documents: Sequence[str], top_n: int | None, tr
     if isinstance(documents, str) or not all(isinstance(text, str) for text in (query, *documents)):
         raise BadRequestError("a query is a text, and documents are a list of texts")
     if not facts.scores:
-        (query_vector,) = embed(llm, [query], facts.query_prompt, None, truncate, None).tolist()
-        vectors = embed(llm, documents, facts.document_prompt, None, truncate, None).tolist()
+        (query_vector,) = embed(llm, [query], facts.query_prompt, None, truncate, None)
+        vectors = embed(llm, documents, facts.document_prompt, None, truncate, None)
         scores = [cosine(query_vector, vector) for vector in vectors]
     else:
         scores = [score_of(raw) for raw in llm.vectors(_pairs(llm, facts, query, documents, truncate))]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from twostroke.backends.interface import Backend, SpeculatingBackend, Ticket
 from twostroke.core.errors import BackendError, BackendLostError, BadRequestError
-from twostroke.core.events import Event, PrefillProgress, TokenEvent
+from twostroke.core.events import Event, PrefillProgress, TokenEvent, VectorEvent
 from twostroke.core.grammar import Grammars
 from twostroke.core.request import Request
 from twostroke.core.request_check import check_kind, check_request
@@ -283,7 +283,9 @@ class Engine:
         if event is not None and sequence.error is not None and not stopped:
             pending.append(event)  # what went wrong came behind it
             event = None
-        event = event or TokenEvent(name, index, (), "", (), prompt_logprobs, vector=advance.vector)
+        if advance.vector is not None:
+            pending.append(VectorEvent(name, advance.vector))
+        event = event or TokenEvent(name, index, (), "", (), prompt_logprobs)
         pending.append(self._stopped(event, sequence) if stopped else self._finished(event, sequence))
 
     def _stopped(self, event: TokenEvent, sequence: Sequence) -> TokenEvent:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from twostroke.config import EngineConfig, EngineOptions
 from twostroke.core.errors import BackendError, BadRequestError
-from twostroke.core.events import Event, PrefillProgress, TokenEvent
+from twostroke.core.events import AnswerEvent, Event, PrefillProgress, TokenEvent, VectorEvent
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
@@ -30,9 +30,6 @@ from twostroke.text.side_process import end_process
 from twostroke.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from twostroke.engine.embedding import Ranked
     from twostroke.explain.explanation import Explainer
 
@@ -120,7 +117,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, service_level: str = ""
-    ) -> Iterator[Event]:
+    ) -> Iterator[AnswerEvent]:
         """Yield events as the answer comes: PrefillProgress while the prompt is read, TokenEvent as it is written.
         Leaving the loop early aborts the request."""
         return self._events_of(self.request(prompt, sampling or SamplingParams(), service_level))
@@ -133,11 +130,11 @@ class LLM:
         dimensions: int | None = None,
         truncate: bool = False,
         progress: bool | None = None,
-    ) -> npt.NDArray[np.float32]:
-        """The vectors of texts (or token ids), a row each  # [texts, dimensions]
+    ) -> list[list[float]]:
+        """The vectors of texts (or token ids), in their order.
 
         `prompt_name`: of the model's prompts, the one to put before each text; None: its default, if it has one.
-        `dimensions`: only the first so many numbers, brought to length 1 again. `truncate`: a text that is too long is
+        `dimensions`: only this many of the first numbers, brought to length 1 again. `truncate`: a text that is too long is
         cut at its end, and not refused."""
         from twostroke.engine.embedding import embed
 
@@ -248,6 +245,8 @@ class LLM:
                             if isinstance(event, TokenEvent):
                                 results[name].absorb(event)
                                 bar.count_tokens(len(event.token_ids))
+                            elif isinstance(event, VectorEvent):
+                                results[name].vector = event.vector
                         if results[name].is_finished:
                             pending.discard(name)
                             bar.finish_one()
@@ -257,7 +256,7 @@ class LLM:
             result.explainer = self.explainer
         return list(results.values())
 
-    def _events_of(self, request: Request) -> Iterator[Event]:
+    def _events_of(self, request: Request) -> Iterator[AnswerEvent]:
         self._add(request)
         unfinished = request.sampling.n
         try:
@@ -265,7 +264,8 @@ class LLM:
                 for event in self._take(request.request_id):
                     if isinstance(event, TokenEvent) and event.finish_reason is not None:
                         unfinished -= 1
-                    yield event
+                    if not isinstance(event, VectorEvent):
+                        yield event
                 if unfinished:
                     self._step(request.request_id)
         finally:

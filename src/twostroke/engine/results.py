@@ -74,7 +74,6 @@ class GenerationResult:
         sample.logprobs.extend(event.logprobs)
         self.prompt_logprobs.extend(event.prompt_logprobs)
         if event.finish_reason is not None:
-            self.vector = event.vector
             sample.finish_reason = event.finish_reason.value
             sample.error = event.error
             if event.timing is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
 
 import numpy as np
 
@@ -37,6 +38,11 @@ def canonical_tensors(
         if is_left_out(stored_name, names, spec):
             continue
         targets, own_name = targets_of(names.plain(stored_name), names, in_layer)
+        if own_name in names.otherwise and targets is not None and targets[0] not in shapes:
+            _, index, _ = targets[0].split(".", 2)
+            targets = tuple(layer_name(int(index), target) for target in names.otherwise[own_name])
+        if own_name in names.flattened:
+            tensor = tensor.shaped((prod(tensor.shape),))
         if targets == ("output",) and (spec.tied_embeddings or not spec.has_output):
             continue  # some files repeat the embedding under this name; the model is declared to use the embedding
         if targets is None or any(target not in shapes for target in targets):
@@ -158,17 +164,14 @@ def _split(
 
 
 def _whole(source: str, tensor: WeightTensor, wanted: list[tuple[int, ...]]) -> WeightTensor:
-    """The tensor, if it has what is wanted of it, whatever axes of length 1 a file has put in or left out."""
+    """The tensor, if it has what is wanted of it. Files may put an axis of length 1 behind the first, as convolutions
+    have it, and may leave one out before a single row."""
     shape = (sum(part[0] for part in wanted), *wanted[0][1:])
     if tensor.shape == shape:
         return tensor
-    if _counted(tensor.shape) != _counted(shape) or tensor.kind.has_parts:
+    if tensor.shape != (shape[0], 1, *shape[1:]) and (1, *tensor.shape) != shape:
         raise ModelError(f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for {shape}")
     return tensor.shaped(shape)
-
-
-def _counted(shape: tuple[int, ...]) -> list[int]:
-    return [size for size in shape if size > 1]
 
 
 def _row_heads(spec: ModelSpec, target: str) -> int:
@@ -200,6 +203,8 @@ def _adjusted(tensor: WeightTensor, adjustment: Adjustment, target: str, spec: M
         return from_float32(tensor.name, tensor.to_float32() + np.float32(1))
     if adjustment is Adjustment.MINUS_EXPONENTIAL:
         return from_float32(tensor.name, -np.exp(tensor.to_float32()))
+    if adjustment is Adjustment.FINAL_NORM_SCALE:
+        return from_float32(tensor.name, tensor.to_float32() * np.float32(spec.final_norm_scale))
     # From 0, d/2, 1, d/2 + 1, ... back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows
     # no other way.
     head_dim = spec.layers[int(target.split(".")[1])].grouped.head_dim

@@ -304,6 +304,8 @@ class ModelSpec:
     """Granite: what each block finds is multiplied by it before it joins the residual."""
     logits_scale: float = 1.0
     tied_embeddings: bool = False
+    final_norm_scale: float = 1.0
+    """What the last norm's weight is multiplied by as it is loaded: backends find it done."""
     final_norm_bias: bool = False
     head_bias: bool = False
     head_rows: int | None = None

@@ -17,7 +17,7 @@ from twostroke.core.step_record import ChunkRecord, StepRecord
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
-from twostroke.scheduling.advance import Launched, SequenceAdvance, land
+from twostroke.scheduling.advance import NO_TOKEN, TOO_MANY_TOKENS, Launched, SequenceAdvance, chunk_fault, land
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, until_over
@@ -30,10 +30,6 @@ from twostroke.scheduling.policies import DEFAULT_POLICY, policy_named
 from twostroke.scheduling.prefill import PrefillPlanner
 from twostroke.scheduling.promises import Promises
 from twostroke.scheduling.readings import Readings
-
-NO_TOKEN = "the backend returned no token"
-NO_VECTOR = "the backend returned no vector"
-TOO_MANY_TOKENS = "the backend returned more tokens than were asked for"
 
 
 class Scheduler:
@@ -370,15 +366,10 @@ class Scheduler:
         sequence.timing.prefill_compute_s += result.compute_s
         if record is not None:
             sequence.timing.chunks.append(ChunkRecord(chunk.start, num_tokens, record))
-        sampled = result.sampled.get(seq_id, ()) if chunk.samples else ()
-        error = result.errors.get(seq_id)
-        if error is None and chunk.samples and len(sampled) != 1:
-            error = TOO_MANY_TOKENS if sampled else NO_TOKEN
-        vector = result.vectors.get(seq_id) if chunk.pools else None
-        if error is None and chunk.pools and vector is None:
-            error = NO_VECTOR
-        if error is not None:
+        if (error := chunk_fault(chunk, result)) is not None:
             return self._advance_to_error(sequence, error)
+        sampled = result.sampled[seq_id] if chunk.samples else ()
+        vector = result.vectors[seq_id] if chunk.pools else None
         if sampled or chunk.pools:
             self._readings.end(sequence)
         finished = self._take_in(sequence, num_tokens, sampled)

@@ -72,8 +72,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         )
     writer = ChatWriter(service, facts, sampling, body, tools.custom)
     writer.prompt_tokens = len(asked.prompt)
-    if wish.lease_id:
-        writer.handed_on = lambda handoff: service.handoffs.answer(handoff, asked.prompt)
+    writer.handed_on = service.handoffs.handed_on(wish, asked.prompt)
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
         answer.parser = asked.parser()

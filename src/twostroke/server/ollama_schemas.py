@@ -6,7 +6,18 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.server.schemas import MAX_CHAT_LOGPROBS, MAX_COUNT, Body, Few, LevelName, Many, Speculating, Table, Text
+from twostroke.server.schemas import (
+    MAX_CHAT_LOGPROBS,
+    MAX_COUNT,
+    Body,
+    Few,
+    HandoffParams,
+    LevelName,
+    Many,
+    Speculating,
+    Table,
+    Text,
+)
 
 
 class Options(Body):
@@ -46,6 +57,7 @@ class AnswerBody(ModelBody):
     keep_alive: float | Text | None = Field(None, description="The model stays, whatever is said.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
+    kv_transfer_params: HandoffParams = Field(None, description="Between the servers of a fleet, by its router.")
 
 
 class Message(Body):

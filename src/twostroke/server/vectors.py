@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from twostroke.core.errors import BadRequestError
-from twostroke.core.events import TokenEvent
+from twostroke.core.events import TokenEvent, VectorEvent
 from twostroke.core.timing import SequenceTiming
 from twostroke.core.vectors import VectorFacts
 from twostroke.server.admission import Place
@@ -101,8 +101,10 @@ async def collect(call: Call, count: int) -> Vectors:
 
     def absorb(news: list[News]) -> bool:
         for index, event in news:
-            if isinstance(event, TokenEvent) and event.finish_reason is not None:
-                raw[index], timings[index] = event.vector or b"", event.timing or timings[index]
+            if isinstance(event, VectorEvent):
+                raw[index] = event.vector
+            elif isinstance(event, TokenEvent) and event.timing is not None:
+                timings[index] = event.timing
         return not call.is_finished
 
     try:

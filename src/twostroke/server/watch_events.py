@@ -134,6 +134,8 @@ class Level(msgspec.Struct, frozen=True):
     name: str
     ttft_s: float | None
     itl_s: float | None
+    is_derived: bool
+    """It is worked out for each request, from what the hardware does."""
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -191,6 +193,8 @@ class Ended(_Event, frozen=True, tag="ended"):
     drafts_computed: int
     drafts_held: int
     level: str
+    promised_ttft_s: float | None
+    promised_itl_s: float | None
     kept_ttft: bool | None
     kept_itl: bool | None
     verdict: str

@@ -77,6 +77,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words_first=True, adds_bos=True),
     "gpt-4o": PreTokenizer((_GPT4O,)),
+    "minimax-m2": PreTokenizer((_GPT4O,)),
     "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+", _DEEPSEEK3)),
     "glm4": PreTokenizer((_LLAMA3,)),
     "llama4": PreTokenizer((_GPT4O,)),

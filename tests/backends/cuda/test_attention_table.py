@@ -6,6 +6,8 @@ from twostroke.backends.cuda import attention_table
 from twostroke.backends.cuda.attention_table import settings_for
 from twostroke.backends.cuda.kernels.decode_cuts import CutRule
 from twostroke.backends.cuda.kernels.flash_prefill import FlashOptions
+from twostroke.backends.cuda.kernels.head_products import HeadTile
+from twostroke.backends.cuda.kernels.latent_prefill import ContextConfig
 from twostroke.backends.cuda.kernels.paged import WalkConfig
 
 KERNELS = {
@@ -13,6 +15,11 @@ KERNELS = {
     "decode cuts": CutRule,
     "flash prefill": lambda **settings: FlashOptions(128, **settings),
     "plain prefill": WalkConfig,
+    "latent decode": WalkConfig,
+    "latent context": ContextConfig,
+    "latent chunk": WalkConfig,
+    "latent heads": dict,
+    "head products": HeadTile,
 }
 
 

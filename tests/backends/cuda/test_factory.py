@@ -26,6 +26,8 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.families.decoder import with_attention
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import DenseMlp, LatentAttention, LayerSpec, ModelSpec
 from twostroke.models.weights.tensor import WeightKind
 
 
@@ -217,6 +219,21 @@ def test_kv_has_a_block_more_than_the_ledger_hands_out(checkpoint: Checkpoint, d
     assert [tuple(keys.shape) for keys in store.keys] == [tuple(values.shape) for values in store.values] == shapes
     assert not any(tensor.count_nonzero() for tensor in (*store.keys, *store.values))
     assert len({tensor.data_ptr() for tensor in (*store.keys, *store.values)}) == 6
+
+
+def test_latents_are_one_tensor_a_layer_and_travel_as_others_do(device: str) -> None:
+    own = LatentAttention(4, 32, 16, 8, 16, RopeSpec(1e4, 8))
+    spec = ModelSpec("made_up", 32, 64, 128, (LayerSpec(own, DenseMlp(96)),) * 2, 1e-5)
+    store = KVStore(spec, KVLayout(16, (KVGroup((0, 1), None, 5),)), torch.device(device), torch.float32)
+    assert [tuple(part.shape) for parts in store.parts for part in parts] == [(6, 16, 40)] * 2
+    (form,) = store.block_formats()
+    assert form.num_bytes == 2 * 16 * 40 * 4 and ("latent", 1) in form.axes
+    for layer, (part,) in enumerate(store.parts):
+        part[3] = 1.0 + layer
+    store.scatter(0, (0, 1), [1], store.gather(0, [3]))
+    assert [float(part[1].sum()) for (part,) in store.parts] == [640.0, 1280.0]
+    checkpoint = Checkpoint("made up", Path("made_up"), spec, {})
+    assert FACTORY.kv_bytes_per_token(checkpoint, (0, 1), Formats.of("bf16")) == 2 * 40 * 2
 
 
 @pytest.mark.gpu

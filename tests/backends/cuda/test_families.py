@@ -20,9 +20,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "glm4_moe": {"num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "ministral3": {"num_hidden_layers": 1},
+    "deepseek_v2_lite": {"num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    "mistral4": {"num_hidden_layers": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
 }
 """Of the default tests: sizes that the interpreter is done with soon."""
-LONGER = ("gpt_oss", "qwen2_moe", "qwen3_moe_mixed", "glm4_moe", "ministral3")
+LONGER = (
+    *("gpt_oss", "qwen2_moe", "qwen3_moe_mixed", "glm4_moe", "ministral3"),
+    *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4"),
+)
 
 
 def tiny(variant: str, folder: Path, **changes: Any) -> Checkpoint:

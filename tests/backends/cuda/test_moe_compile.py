@@ -21,3 +21,14 @@ def test_for_hopper_and_before(tmp_path: Path) -> None:
         assert found["matrix_instructions"] > 0 or not name.startswith("grouped"), name
     for name in ("gate_up", "down", "few_logits"):
         assert kernels[name]["wide_loads"] >= 8, f"{name} reads its weights in small pieces"
+
+
+@pytest.mark.slow
+def test_latent_attention(tmp_path: Path) -> None:
+    kernels = compiled_by("compile_latent.py", tmp_path)
+    assert len(kernels) == 40
+    for name, found in kernels.items():
+        if "sm_90" in name or "sm_" not in name:
+            assert found["waits_for_the_kernel_before"] >= 1, name
+        if name.startswith(("context", "chunk")) and "sm_90" in name:
+            assert found["matrix_instructions"] > 0, name

@@ -95,8 +95,7 @@ class Program:
         rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(attending(spec))
         widest = max(_widest_output(layer) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
-        head = weights.head
-        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, 0 if head is None else head.width)
+        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width if weights.head else 0)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
         self._projected = float_zeros(rows, widest)
@@ -133,8 +132,8 @@ class Program:
             self._narrow(Wait.ALWAYS)
         self.last_hidden = self._rows.hidden
         """After the last layer, of the rows whose logits are wanted."""
-        if head is not None:
-            self._add_head(head, weights.final_norm)
+        if weights.head is not None:
+            self._add_head(weights.head, weights.final_norm)
         self.entries = self.tape.entries()
         self.segments = self._segments()
         """The entries up to each break, and those behind the last."""

@@ -211,7 +211,8 @@ class _Layout:
             attention_in = self._projection([name(into), name("kv_a")])
             latent = self._latent(index, attention)
         elif isinstance(attention, Recurrent):
-            attention_in = self._projection([name(part) for part in projected_names(attention)])
+            # What is called a bias there is added to a step's length, and by the operation that makes it.
+            attention_in = self._projection([name(part) for part in projected_names(attention)], has_biases=False)
             recurrent = RecurrentVectors.of(self._tensors, index, attention)
         else:
             gate = [name("q_gate")] if name("q_gate") in self._tensors else []
@@ -271,7 +272,7 @@ class _Layout:
         vector[: len(values)] = values
         return vector
 
-    def _projection(self, names: list[str]) -> Projection:
+    def _projection(self, names: list[str], *, has_biases: bool = True) -> Projection:
         runs: list[list[str]] = []
         for name in names:
             if runs and self._kind(runs[-1][-1]) is self._kind(name) and self._has_whole_panels(runs[-1][-1]):
@@ -288,7 +289,7 @@ class _Layout:
             outputs = sum(self._tensors[name].shape[0] for name in run)
             matrix = place(self._kind(run[0]), outputs, self._tensors[run[0]].shape[1], self._arena)
             self._to_fill.append((matrix, run))
-            parts.append(ProjectionPart(matrix, start, self._bias(run, column - start)))
+            parts.append(ProjectionPart(matrix, start, self._bias(run, column - start) if has_biases else None))
         return Projection(tuple(parts), tuple(columns), column)
 
     def _kind(self, name: str) -> TileKind:

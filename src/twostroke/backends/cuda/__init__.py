@@ -26,7 +26,7 @@ from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.spec import DenseMlp, ModelSpec
+from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, ModelSpec
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
@@ -40,7 +40,20 @@ GRAPH_BYTES = 1 << 30
 LEAST_CAPABILITY = (8, 0)
 """The first with bf16 matrix units and asynchronous copies."""
 MAX_HEAD_DIM = 256
-COMPUTED = frozenset({Feature.SINKS, Feature.ROUTING, Feature.EXPERT_BIASES, Feature.SHARED_EXPERTS, Feature.GROWTH})
+MAX_RANK, MAX_ROTATED = 512, 128
+"""Of latent attention; its keys but for what is rotated, and its values, are heads."""
+LATENT_UNIT = 8
+"""Its sizes are multiples of it: sixteen bytes of 16-bit numbers."""
+COMPUTED = frozenset(
+    {
+        Feature.EXPERT_BIASES,
+        Feature.GROWTH,
+        Feature.LATENT,
+        Feature.ROUTING,
+        Feature.SHARED_EXPERTS,
+        Feature.SINKS,
+    }
+)
 """What some models have, and kernels here compute."""
 LAYER_S, EXPERTS_S = 15e-6, 15e-6
 """Of a layer, whatever its size: norms, rotation and the waits between kernels; and on top, to choose experts."""
@@ -107,6 +120,8 @@ class CudaFactory:
             return "--quantise none holds them in the few bits that they are stored in"
         if checkpoint.spec.moe is not None:
             return "it has no experts in few bits: they are brought to 16"
+        if _has_latents(checkpoint.spec):
+            return "latent attention is computed by 16-bit matrices: they are brought to 16"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
@@ -130,6 +145,8 @@ class CudaFactory:
             return f"its weights are stored in few bits: rounding them again to {wish.weights} would add an error"
         if checkpoint.spec.moe is not None:
             return f"it has no experts in {wish.weights}"
+        if _has_latents(checkpoint.spec):
+            return f"it has no latent attention in {wish.weights}"
         if wish.weights == "fp8" and _lacks_float8():
             return "this device multiplies no float8: that takes compute capability 8.9 or newer"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
@@ -140,7 +157,9 @@ class CudaFactory:
         return Formats(wish.weights, arithmetic, "bf16", stored=stored, reasons=(why,))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
-        return sum(checkpoint.spec.layers[layer].grouped.kv_values for layer in layers) * _ELEMENT_BYTES
+        attentions = (checkpoint.spec.layers[layer].attention for layer in layers)
+        attending = [one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)]
+        return sum(one.kv_values for one in attending) * _ELEMENT_BYTES
 
     def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
         if not isinstance(head, Eagle3Head):
@@ -299,11 +318,32 @@ def _unsupported_layers(spec: ModelSpec) -> str | None:
         return LAYERS_DIFFER
     if (reason := _unsupported_mlps(spec)) is not None:
         return reason
+    if isinstance(latent := alike.common_layer.attention, LatentAttention):
+        return _unsupported_latent(latent)
     attention = alike.common_layer.grouped
+    if any(layer.grouped.rope.pairs_neighbours for layer in spec.layers):
+        return "it turns pairs of dimensions half a head apart, and this model's are neighbours"
     if attention.head_dim > MAX_HEAD_DIM or attention.head_dim % 16:
         return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {attention.head_dim}"
     if attention.queries_per_kv_head > 16:
         return f"its attention shares a key among 16 queries at most, not {attention.queries_per_kv_head}"
+    return None
+
+
+def _has_latents(spec: ModelSpec) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer in spec.layers)
+
+
+def _unsupported_latent(own: LatentAttention) -> str | None:
+    sizes = {
+        "rank": (own.rank, MAX_RANK),
+        "unrotated part of a key": (own.plain_dim, MAX_HEAD_DIM),
+        "rotated part of a key": (own.rotated_dim, MAX_ROTATED),
+        "value": (own.value_dim, MAX_HEAD_DIM),
+    }
+    for name, (size, most) in sizes.items():
+        if size > most or size % LATENT_UNIT:
+            return f"its latent attention takes a {name} of a multiple of {LATENT_UNIT} up to {most}, not {size}"
     return None
 
 

@@ -22,6 +22,7 @@ from twostroke.backends.cuda.guessing import Guesser
 from twostroke.backends.cuda.kept_blocks import BATCH_BLOCKS, CudaKeptBlocks
 from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.model_matrices import held_of, products_of
@@ -43,6 +44,7 @@ from twostroke.core.kv_blocks import KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import LatentAttention
 from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
 
@@ -97,9 +99,15 @@ class CudaBackend:
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
         buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held)
-        heads = spec.layers[0].grouped  # for all layers: a checkpoint whose layers differ was declined
-        sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, layout.block_size, dtype, 1 + max_drafts)
-        attention = Attention(AttentionShape(*sizes), device, max_rows, max_queries)
+        # For all layers: a checkpoint whose layers differ was declined.
+        heads, page = spec.layers[0].attention, layout.block_size
+        attention: Attention | LatentKernels
+        if isinstance(heads, LatentAttention):
+            attention = LatentKernels(heads, page, dtype, device, max(max_rows, max_queries))
+        else:
+            heads = spec.layers[0].grouped
+            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, page, dtype, 1 + max_drafts)
+            attention = Attention(AttentionShape(*sizes), device, max_rows, max_queries)
         kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv])
         self._kv, self._layout, self._arithmetic = kv, layout, f"{formats.weights}, {formats.arithmetic}"
         self._kept: CudaKeptBlocks | None = None

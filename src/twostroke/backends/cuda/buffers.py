@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from twostroke.backends.cuda.kernels.product import padded_rows
+from twostroke.backends.cuda.latent import LatentBuffers
 from twostroke.backends.cuda.model_matrices import widest_mlp
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
 
 
 class Buffers:
@@ -31,12 +32,18 @@ class Buffers:
         def empty(width: int) -> torch.Tensor:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
-        attention = spec.layers[0].grouped
-        attention_width = attention.query_width
+        attention = spec.layers[0].attention
+        assert isinstance(attention, GroupedAttention | LatentAttention)
+        first_width, attention_width = attention.query_width, attention.query_width
+        self.latent = None
+        if isinstance(attention, LatentAttention):
+            attention_width = attention.num_heads * attention.value_dim
+            first_width = attention.query_width if attention.query_rank is None else attention.query_rank
+            self.latent = LatentBuffers(attention, num_tokens, dtype, device)
         self.positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self.residual = empty(spec.hidden_size)
         self.normed = empty(spec.hidden_size)
-        self.qkv = empty(attention_width + attention.kv_values)
+        self.qkv = empty(first_width + attention.kv_values)
         self.attention = empty(attention_width)
         self.activated = empty(widest_mlp(spec))
         self.products = ProductScratch(spec, num_tokens, dtype, device, held)

@@ -31,7 +31,8 @@ from twostroke.backends.cuda.kernels.sampling import survey
 from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.matrix import pack
-from twostroke.backends.cuda.model import TokenArrays, rotation
+from twostroke.backends.cuda.mixers import rotation
+from twostroke.backends.cuda.model import TokenArrays
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN

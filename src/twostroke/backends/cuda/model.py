@@ -15,18 +15,17 @@ from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.kernels.activation import scale_by_gate
 from twostroke.backends.cuda.kernels.embedding import Positions, gather
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
-from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
-from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.matrix import Matrix
+from twostroke.backends.cuda.mixers import mixers_of
 from twostroke.backends.cuda.moe import MoeBlock, MoeWeights, SharedWeights
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import LayerWeights, Weights
-from twostroke.models.rope_spec import RopeSpec
-from twostroke.models.spec import ModelSpec, QueryGrowth
+from twostroke.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +59,7 @@ class Decoder:
         spec: ModelSpec,
         weights: Weights,
         kv: KVStore,
-        attention: Attention,
+        attention: Attention | LatentKernels,
         buffers: Buffers,
         rows: DeviceRows,
         max_context: int,
@@ -68,17 +67,8 @@ class Decoder:
     ) -> None:
         self._spec, self.weights, self._attention = spec, weights, attention
         self._buffers, self._rows = buffers, rows
-        self._paged = [
-            PagedKV(keys, values, rows.tables[group])
-            for keys, values, group in zip(kv.keys, kv.values, kv.group_of, strict=True)
-        ]
-        heads = [layer.grouped for layer in spec.layers]
-        self._scorings = [
-            Scoring(own.scale, own.window, own.softcap, sinks=layer.sinks)
-            for own, layer in zip(heads, weights.layers, strict=True)
-        ]
         self._products = Products(spec, buffers.products, choices)
-        ropes = {layer.grouped.rope for layer in spec.layers}
+        self._mixers = mixers_of(spec, weights, kv, attention, buffers, rows, max_context, self._products)
         shapes = spec.tensor_shapes()
         in_layers = sum(prod(size) for name, size in shapes.items() if name not in ("embedding", "output"))
         if (moe := spec.moe) is not None:
@@ -93,9 +83,6 @@ class Decoder:
             MoeBlock(own.moe, layer.mlp, choices) if own.moe and isinstance(layer.mlp, MoeWeights) else None
             for own, layer in zip(spec.layers, weights.layers, strict=True)
         ]
-        self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
-        grown = {own.growth: growth_of(own.growth, max_context, weights.embedding.device) for own in heads}
-        self._growths = [grown[own.growth] for own in heads]
         self._follow: Follow | None = None
         self.before_layer: Callable[[int], None] | None = None
         """Called before each layer of a pass that no graph holds: its KV may still be on its way."""
@@ -128,6 +115,7 @@ class Decoder:
         def each(matrix: Matrix) -> list[int]:
             return [rows for rows in products.long_rows(matrix) if rows <= len(buffers.residual)]
 
+        self._mixers.prepare(layer, len(buffers.residual))
         for rows in each(layer.qkv):
             products.multiply(self._stream(rows), layer.attention_norm, layer.qkv, buffers.qkv[:rows])
         for rows in each(layer.o):
@@ -191,10 +179,10 @@ class Decoder:
                 self.before_layer(index)
             qkv = self._buffers.qkv[: len(tokens)]
             self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)
-            self._rotate_and_store(index, layer, qkv, tokens)
+            queries = self._mixers.store(index, layer, qkv, tokens.positions, tokens.rows)
             if index == last and selected is not None and len(selected) == 0:
                 return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            mixed = self._attend(index, qkv, tokens, decodes, prefill)
+            mixed = self._attend(index, layer, queries, tokens, decodes, prefill)
             if index == last and selected is not None:
                 mixed, stream = self._select(mixed, stream.residual, selected)
             self._finish(index, layer, mixed, stream)
@@ -256,47 +244,20 @@ class Decoder:
             scale_by_gate(normed, shared.router, activated)
         self._products.join(activated, shared.down, stream, None, None)
 
-    def _rotate_and_store(self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays) -> None:
-        """Queries are rotated to where they are read; keys and values go to the store."""
-        cos_sin, norms = self._rotations[self._spec.layers[index].grouped.rope], (layer.q_norm, layer.k_norm)
-        kv, eps = self._paged[index], self._spec.norm_eps
-        growth = self._growths[index]
-        rope_and_store(qkv, cos_sin, tokens.positions, tokens.rows, kv, *norms, eps=eps, growth=growth)
-
     def _attend(
         self,
         index: int,
-        qkv: torch.Tensor,
+        layer: LayerWeights,
+        queries: torch.Tensor,
         tokens: TokenArrays,
         decodes: Decodes,
         prefill: PrefillWork | None,
     ) -> torch.Tensor:
-        """Each phase by its own path  # [num_tokens, heads * head_dim]"""
-        own, kv = self._spec.layers[index].grouped, self._paged[index]
-        queries = qkv.view(len(tokens), -1, own.head_dim)[:, : own.num_heads]
+        """Each phase by its own path  # [num_tokens, heads * the width of a head's values]"""
         out = self._buffers.attention[: len(tokens)]
         if slots := decodes.slots:
             rows, positions = tokens.rows[:slots], tokens.positions[:slots]
-            self._attention.decode(
-                queries[:slots], kv, rows, positions, out[:slots], self._scorings[index], decodes.width
-            )
+            self._mixers.decode(index, layer, queries[:slots], positions, rows, out[:slots], decodes.width)
         if prefill is not None:
-            self._attention.prefill(queries, kv, prefill, out, self._scorings[index])
+            self._mixers.prefill(index, layer, queries, prefill, out)
         return out
-
-
-def growth_of(growth: QueryGrowth | None, max_context: int, device: torch.device) -> torch.Tensor | None:
-    """What the queries of every position are multiplied by # [max_context] float32"""
-    if growth is None:
-        return None
-    contexts = 1 + torch.arange(max_context, dtype=torch.float64, device=device) // growth.context
-    return (1 + growth.beta * contexts.log()).to(torch.float32)
-
-
-def rotation(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
-    """Cosines, then sines, of every position # [max_context, rope dim] float32. Angles in float64: at position 100,000
-    a float32 angle is off by a hundredth of a radian."""
-    frequencies = torch.tensor(rope.inverse_frequencies(max_context), dtype=torch.float64, device=device)
-    angles = torch.arange(max_context, dtype=torch.float64, device=device)[:, None] * frequencies
-    both = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
-    return both.to(torch.float32).contiguous()

@@ -15,7 +15,7 @@ from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import STORED, Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import DenseMlp, ModelSpec, MoeSpec, expert_name, layer_name
+from twostroke.models.spec import DenseMlp, LatentAttention, ModelSpec, MoeSpec, expert_name, layer_name
 
 ELEMENT_BYTES = 2
 """Of a weight in the type that is computed in."""
@@ -43,6 +43,8 @@ class ModelMatrix:
     def has_copy(self, choices: Choices) -> bool:
         """Whether decode reads a packed copy of it."""
         product = self.product
+        if self.kind == "expand":  # which decode does not multiply by: it takes the heads one by one
+            return False
         return choices.reads(product, "packed", (product.experts,) if product.experts else (1, 16, 64))
 
 
@@ -57,14 +59,24 @@ def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
         return ModelMatrix(kind, layer_name(index, kind), product, *names)
 
     layer, hidden = spec.layers[index], spec.hidden_size
-    attention, mlp = layer.grouped, layer.present_mlp
+    attention, mlp = layer.attention, layer.present_mlp
     joins: Role = "sandwich" if layer.sandwich_norms else "join"
-    qkv = Product("plain", attention.query_width + attention.kv_values, hidden, has_bias=attention.qkv_bias)
-    output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)
-    found = [
-        matrix("qkv", qkv, ("q", "k", "v"), ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
-        matrix("o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
-    ]
+    if isinstance(attention, LatentAttention):
+        queries = attention.query_width if attention.query_rank is None else attention.query_rank
+        first = ("q" if attention.query_rank is None else "q_a", "kv_a")
+        found = [matrix("qkv", Product("plain", queries + attention.kv_values, hidden), first)]
+        if attention.query_rank is not None:
+            found.append(matrix("q_b", Product("plain", attention.query_width, attention.query_rank), ("q_b",)))
+        found.append(matrix("expand", Product("plain", attention.expanded_width, attention.rank), ("kv_b",)))
+        found.append(matrix("o", Product(joins, hidden, attention.num_heads * attention.value_dim), ("o",)))
+    else:
+        attention = layer.grouped
+        qkv = Product("plain", attention.query_width + attention.kv_values, hidden, has_bias=attention.qkv_bias)
+        output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)
+        found = [
+            matrix("qkv", qkv, ("q", "k", "v"), ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
+            matrix("o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
+        ]
     one, experts = (mlp, 0) if isinstance(mlp, DenseMlp) else (mlp.expert, mlp.num_experts)
     names = [expert_name(expert, "") for expert in range(experts)] or [""]
     gates = [f"{name}{part}" for name in names for part in ("gate", "up")]

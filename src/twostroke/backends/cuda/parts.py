@@ -10,6 +10,7 @@ from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.graphs import GraphCache
+from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingFeatures
@@ -24,7 +25,7 @@ class Parts:
     rows: DeviceRows
     decoder: Decoder
     buffers: Buffers
-    attention: Attention
+    attention: Attention | LatentKernels
     graphs: GraphCache
     staging: Staging
     tokens: torch.Tensor  # int32 [max rows]: what the step sampled

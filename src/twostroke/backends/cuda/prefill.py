@@ -134,6 +134,7 @@ class PrefillPath:
             tiles.tile_rows,
             tiles.part_items if shape is None else tiling.most_parts,
             tiles.longest_context if shape is None else self._max_context,
+            tiles.has_prefix or shape is not None,
         )
         tokens = TokenArrays(token_ids, rows, positions)
         if shape is None:  # with as many slots as decodes, attention is cut by the kernels that steps of decodes have

@@ -18,6 +18,7 @@ import torch
 from twostroke.backends.cuda import kept_forms
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.latent import LatentWeights
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
 from twostroke.backends.cuda.moe import MoeWeights, SharedWeights
@@ -26,7 +27,7 @@ from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
-from twostroke.models.spec import ModelSpec, layer_name
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 LOAD_THREADS = 8
@@ -63,10 +64,12 @@ class LayerWeights:
     mlp: DenseWeights | MoeWeights
     post_mlp_norm: torch.Tensor | None
     sinks: torch.Tensor | None = None  # float32 [heads]
+    latent: LatentWeights | None = None
+    """Of latent attention; `qkv` is then of queries, or of their low rank, and of what is kept."""
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.o, *self.mlp.matrices
+        return self.qkv, self.o, *(() if self.latent is None else self.latent.matrices), *self.mlp.matrices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +132,12 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
         bias = loader.place(matrix.biases, matrix.product.shape[:-1]) if matrix.biases else None
         matrices[matrix.kind] = Matrix(matrix.name, matrix.product, loader.forms(matrix), bias)
     gate_up, down = matrices["gate_up"], matrices["down"]
-    own, attention = spec.layers[index], spec.layers[index].grouped
+    own, attention = spec.layers[index], spec.layers[index].attention
+    has_norms = isinstance(attention, GroupedAttention) and attention.qk_norm
+    latent = None
+    if isinstance(attention, LatentAttention):
+        query_norm = None if attention.query_rank is None else place("q_a_norm")
+        latent = LatentWeights(place("kv_a_norm"), matrices["expand"], query_norm, matrices.get("q_b"))
     mlp: DenseWeights | MoeWeights = DenseWeights(gate_up, down)
     if (moe := own.moe) is not None:
         bias, correction = (
@@ -144,14 +152,15 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
     return LayerWeights(
         attention_norm=place("attention_norm"),
         qkv=matrices["qkv"],
-        q_norm=place("q_norm") if attention.qk_norm else None,
-        k_norm=place("k_norm") if attention.qk_norm else None,
+        q_norm=place("q_norm") if has_norms else None,
+        k_norm=place("k_norm") if has_norms else None,
         o=matrices["o"],
         post_attention_norm=place("post_attention_norm") if own.sandwich_norms else None,
         mlp_norm=place("mlp_norm"),
         mlp=mlp,
         post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
-        sinks=floats("sinks", attention.has_sinks),
+        sinks=floats("sinks", isinstance(attention, GroupedAttention) and attention.has_sinks),
+        latent=latent,
     )
 
 

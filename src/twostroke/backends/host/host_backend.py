@@ -208,6 +208,8 @@ class HostBackend(ABC):
             self._states.begin(step)
         if self._pooler is not None:
             vectors, failed = self._vectors(self._pooler, step)
+            if self._states is not None:
+                self._states.end(step, {}, {})
             compute_s = time.perf_counter() - started_s
             return StepResult(step.step_id, {}, {}, failed, compute_s, self.others_share, vectors=vectors)
         updated_s = time.perf_counter()

@@ -11,11 +11,16 @@ import numpy as np
 from twostroke.backends.host.arithmetic import Array, linear, rms_norm, sigmoid, silu, softplus
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.reference.kv_store import Table
-from twostroke.backends.reference.recurrent_decode import convolve_token, delta_token
-from twostroke.backends.reference.recurrent_prefill import convolve_chunk, delta_chunk
-from twostroke.backends.reference.recurrent_weights import ConvolutionWeights, DeltaWeights, RecurrentWeights
+from twostroke.backends.reference.recurrent_decode import convolve_token, delta_token, scan_token
+from twostroke.backends.reference.recurrent_prefill import convolve_chunk, delta_chunk, scan_chunk
+from twostroke.backends.reference.recurrent_weights import (
+    ConvolutionWeights,
+    DeltaWeights,
+    MambaWeights,
+    RecurrentWeights,
+)
 from twostroke.backends.reference.state_store import State, StateStore
-from twostroke.models.spec import GatedDeltaNet, Recurrent
+from twostroke.models.spec import GatedDeltaNet, Mamba2, Recurrent
 
 _LENGTH_EPS = 1e-6
 """Of the length that queries and keys of a delta net are divided by: its makers' own."""
@@ -38,6 +43,8 @@ def mix_recurrent(
     walk = _walk(layer, batch, states, tables)
     if isinstance(mixer, GatedDeltaNet) and isinstance(weights, DeltaWeights):
         return _gated_delta_net(mixer, weights, normed, eps, walk)
+    if isinstance(mixer, Mamba2) and isinstance(weights, MambaWeights):
+        return _mamba2(mixer, weights, normed, eps, walk)
     assert isinstance(weights, ConvolutionWeights)
     return _short_convolution(weights, normed, walk)
 
@@ -121,3 +128,36 @@ def _delta_heads(mixer: GatedDeltaNet, mixed: Array) -> tuple[Array, Array, Arra
         both = np.repeat(by_head / lengths, mixer.values_per_key_head, axis=2)
     values = mixed[:, 2 * keys :].reshape(count, mixer.num_value_heads, mixer.value_dim)
     return both[:, 0] * np.float32(mixer.key_dim**-0.5), both[:, 1], values
+
+
+def _mamba2(mixer: Mamba2, weights: MambaWeights, normed: Array, eps: float, walk: Walk) -> Array:
+    inputs = np.concatenate([linear(normed, part) for part in (weights.x, weights.b, weights.c)], axis=1)
+    lengths = softplus(linear(normed, weights.dt) + weights.dt_bias)  # [num_tokens, heads]: of each token's step
+    lengths = np.clip(lengths, np.float32(mixer.shortest_step), np.float32(mixer.longest_step))
+    fading = weights.decay * lengths
+
+    def decode(rows: slice, state: State) -> tuple[Array, State]:
+        mixed, kept = convolve_token(inputs[rows][0], weights.conv, state[0])
+        x, b, c = (part[0] for part in _mamba_heads(mixer, weights, mixed[None]))
+        found, matrix = scan_token(x * lengths[rows][0][:, None], b, c, fading[rows][0], state[1])
+        return (found + weights.skip[:, None] * x)[None], (kept, matrix)
+
+    def prefill(rows: slice, state: State) -> tuple[Array, State]:
+        mixed, kept = convolve_chunk(inputs[rows], weights.conv, state[0])
+        x, b, c = _mamba_heads(mixer, weights, mixed)
+        found, matrix = scan_chunk(x * lengths[rows][:, :, None], b, c, fading[rows], state[1])
+        return found + weights.skip[:, None] * x, (kept, matrix)
+
+    found = walk(decode, prefill).reshape(len(normed), -1) * silu(linear(normed, weights.z))
+    by_group = found.reshape(len(normed), mixer.norm_groups, -1)
+    normed_groups = rms_norm(by_group, weights.gated_norm.reshape(mixer.norm_groups, -1), eps)
+    return linear(normed_groups.reshape(len(normed), -1), weights.o)
+
+
+def _mamba_heads(mixer: Mamba2, weights: MambaWeights, mixed: Array) -> tuple[Array, Array, Array]:
+    """x, b and c, a head for each head of x  # [count, heads, head_dim], twice [count, heads, state_size]"""
+    count, width, group_width = len(mixed), mixer.width, mixer.group_width
+    mixed = silu(mixed if weights.conv_bias is None else mixed + weights.conv_bias)
+    both = mixed[:, width:].reshape(count, 2, mixer.num_groups, group_width // mixer.num_groups)
+    both = np.repeat(both, mixer.num_heads // mixer.num_groups, axis=2)
+    return mixed[:, :width].reshape(count, mixer.num_heads, mixer.head_dim), both[:, 0], both[:, 1]

@@ -46,7 +46,7 @@ def delta_chunk(
         writes = _solve(meetings, lacking)
         found = since_start * (q @ state) + (q @ k.transpose(0, 2, 1) * between) @ writes
         outputs[tokens] = found.transpose(1, 0, 2)
-        state = since_start[:, -1:] * state + (k * to_end).transpose(0, 2, 1) @ writes
+        state = since_start[:, -1:] * state + np.matmul((k * to_end).transpose(0, 2, 1), writes)
     return outputs, state
 
 
@@ -69,7 +69,7 @@ def scan_chunk(inputs: Array, b: Array, c: Array, fading: Array, state: Array) -
         from_before = since_start * (along @ state.transpose(0, 2, 1))
         found = from_before + (along @ into.transpose(0, 2, 1) * between) @ x
         outputs[tokens] = found.transpose(1, 0, 2)
-        state = since_start[:, -1:] * state + (x * to_end).transpose(0, 2, 1) @ into
+        state = since_start[:, -1:] * state + np.matmul((x * to_end).transpose(0, 2, 1), into)
     return outputs, state
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.models.spec import GatedDeltaNet, Recurrent, ShortConvolution
+from twostroke.models.spec import GatedDeltaNet, Mamba2, Recurrent, ShortConvolution
 
 Array = npt.NDArray[np.float32]
 
@@ -39,8 +39,30 @@ class DeltaWeights:
     o: Array
 
 
-RecurrentWeights = ConvolutionWeights | DeltaWeights
-_KINDS: dict[type[Recurrent], type[Any]] = {ShortConvolution: ConvolutionWeights, GatedDeltaNet: DeltaWeights}
+@dataclass(frozen=True, slots=True)
+class MambaWeights:
+    """Of a Mamba-2."""
+
+    z: Array  # [heads * head_dim, hidden]: what the gated norm opens by
+    x: Array  # [heads * head_dim, hidden]
+    b: Array  # [groups * state_size, hidden]
+    c: Array
+    dt: Array  # [heads, hidden]
+    dt_bias: Array  # [heads]
+    decay: Array  # [heads], below 0
+    skip: Array  # [heads]: how much of x is found without the state
+    conv: Array  # [all of x, b and c, taps]
+    gated_norm: Array  # [heads * head_dim]
+    o: Array
+    conv_bias: Array | None = None
+
+
+RecurrentWeights = ConvolutionWeights | DeltaWeights | MambaWeights
+_KINDS: dict[type[Recurrent], type[Any]] = {
+    ShortConvolution: ConvolutionWeights,
+    GatedDeltaNet: DeltaWeights,
+    Mamba2: MambaWeights,
+}
 
 
 def recurrent_weights(arrays: dict[str, Array], mixer: Recurrent) -> RecurrentWeights:

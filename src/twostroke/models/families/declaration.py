@@ -28,7 +28,8 @@ class Adjustment(Enum):
 
     ADD_ONE = "Gemma's checkpoints store a norm's weight less one"
     MINUS_EXPONENTIAL = "folders store the logarithm of what a state decays by, without its sign"
-    HALVES_FROM_PAIRS = "GGUF's llama files order each head's q and k rows for a rotation of neighbours"
+    FINAL_NORM_SCALE = "Granite divides its logits by a number"
+    HALVES_FROM_PAIRS = "GGUF's llama files, and ERNIE's, order each head's q and k rows for a rotation of neighbours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class TensorNames:
     """Names within a layer, of stacks that hold inputs before outputs where they are floats."""
     mlp_is_shared: bool = False
     """Gemma 4: in a model with experts, what is a layer's MLP by name is the one beside them."""
+    otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names within a layer, and what they are in layers that have nothing of what `layer` says."""
+    flattened: frozenset[str] = frozenset()
+    """Names within a layer, of vectors that files may give more axes than one."""
     latent_stacks: tuple[str, str, str] | None = None
     """Names within a layer: stacks of what keys and what values of latent attention are made with, and of the matrix
     that they are together."""

@@ -38,9 +38,9 @@ def _moe_from_config(config: Fields) -> ModelSpec:
 
 def _settings(config: Fields) -> Fields:
     """With the names that other families have for the same."""
-    config = config.over(_DEFAULTS)
-    eps, tied = config.get("norm_eps"), config.get(config.present("tie_word_embeddings", "tie_embedding"))
-    config = config.over({"rms_norm_eps": eps, "tie_word_embeddings": True if tied is None else tied})
+    config = replace(config.over(_DEFAULTS), names={"rms_norm_eps": "norm_eps"})
+    tied = config.get(config.present("tie_word_embeddings", "tie_embedding"))
+    config = config.over({"tie_word_embeddings": True if tied is None else tied})
     return replace(config, values={**config.values, "intermediate_size": _intermediate_size(config)})
 
 
@@ -138,7 +138,7 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.RECURRENT_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )
 MOE_FAMILY = Family(
     "lfm2_moe",
@@ -148,5 +148,5 @@ MOE_FAMILY = Family(
     _moe_from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.RECURRENT_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )

@@ -185,7 +185,7 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.RECURRENT_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )
 DENSE_FAMILY = Family(
     "qwen3_5",
@@ -195,7 +195,7 @@ DENSE_FAMILY = Family(
     _dense_from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.RECURRENT_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )
 MOE_FAMILY = Family(
     "qwen3_5_moe",
@@ -205,5 +205,5 @@ MOE_FAMILY = Family(
     _moe_from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.RECURRENT_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )

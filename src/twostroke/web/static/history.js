@@ -255,7 +255,7 @@ function usedShare(groups) {
 }
 
 function addTokens(request, at_s, count) {
-  if (request.tokenTimes.length > MAX_TOKEN_TIMES) return;
+  if (request.ended || request.tokenTimes.length > MAX_TOKEN_TIMES) return; // its end told them all
   for (let index = 0; index < count; index += 1) request.tokenTimes.push(at_s);
 }
 

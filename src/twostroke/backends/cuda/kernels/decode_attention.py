@@ -70,7 +70,7 @@ def _decode_kernel(
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     # Where the keys lie was known before the kernel ahead began; only its own token's query and key are waited for.
-    token, split, splits = _own_item(item, items, positions, window, SHAPE.queries, CONFIG)
+    token, split, splits = own_item(item, items, positions, window, SHAPE.queries, CONFIG)
     if token < 0:
         if PDL:
             gdc_wait()  # a grid of such programs alone would end, and let the next begin, before what it stands behind
@@ -122,7 +122,7 @@ def _decode_kernel(
     if arrived == splits - 1:
         tl.debug_barrier()
         first_slot = (item - split).to(tl.int64) * SHAPE.kv_heads + kv_head
-        _join(partials, log_sums, sinks, out_token, first_slot, splits, kv_head, SHAPE)
+        join_items(partials, log_sums, sinks, out_token, first_slot, splits, kv_head, SHAPE)
         tl.store(arrivals + token * SHAPE.kv_heads + kv_head, 0)
 
 
@@ -147,7 +147,7 @@ def _place_in_out(walker, dim, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _own_item(item, items, positions, window, QUERIES: tl.constexpr, CONFIG: tl.constexpr):
+def own_item(item, items, positions, window, QUERIES: tl.constexpr, CONFIG: tl.constexpr):
     """A program's token (-1: nobody's), the item's number among the token's, and their number. A token alone is cut
     into as many items as the grid is high, less one."""
     if items is None:
@@ -244,7 +244,7 @@ def _attend_keys(
 
 
 @triton.jit
-def _join(partials, log_sums, sinks, out_token, first_slot, splits, kv_head, SHAPE: tl.constexpr):
+def join_items(partials, log_sums, sinks, out_token, first_slot, splits, kv_head, SHAPE: tl.constexpr):
     """Joins the items of one token and KV head. Past the first-level cache, which may hold what was there before."""
     WIDTH: tl.constexpr = SHAPE.width
     WALKERS: tl.constexpr = SHAPE.joined_heads

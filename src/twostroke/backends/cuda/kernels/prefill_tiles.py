@@ -37,6 +37,8 @@ class Tiling:
     group: int
     kv_heads: int
     programs: int
+    tells_start: bool = False
+    """Items tell where their segment starts, in place of where its context ends."""
 
     @property
     def tile_tokens(self) -> int:
@@ -84,6 +86,7 @@ class PrefillTiles:
     part_items: int
     """Items that are a part of a tile: a second launch joins them. 0 if no tile was cut."""
     longest_context: int  # where the longest context ends
+    has_prefix: bool = True  # whether any segment has a context before it
 
     @classmethod
     def build(
@@ -108,7 +111,8 @@ class PrefillTiles:
         blocks = (position + tokens - 1) // KEY_BLOCK + 1
         parts = tiling.parts(blocks)
         order = np.argsort(-blocks / parts, kind="stable")  # the longest items first
-        tiles = np.stack([row, first + offset, tokens, position, start + count, parts], axis=1)[order]
+        told = start if tiling.tells_start else start + count
+        tiles = np.stack([row, first + offset, tokens, position, told, parts], axis=1)[order]
         parts = parts[order]
         used = int(parts.sum())
         if pad_items is not None and used > pad_items:
@@ -118,7 +122,8 @@ class PrefillTiles:
         items[:used, 5] = np.arange(used) - np.repeat(np.cumsum(parts) - parts, parts)
         is_part = items[:used, 6] > 1
         items[:used, 7] = np.cumsum(is_part) - 1
-        return cls(items, tiling.tile_rows, int(is_part.sum()), int((start + count).max(initial=0)))
+        longest, has_prefix = int((start + count).max(initial=0)), bool((start > 0).any())
+        return cls(items, tiling.tile_rows, int(is_part.sum()), longest, has_prefix)
 
 
 @dataclass(frozen=True)
@@ -129,12 +134,13 @@ class PrefillWork:
     tile_rows: int
     part_items: int  # items that are parts of a tile, at most; 0 saves the second launch
     longest_context: int  # no context ends behind this
+    has_prefix: bool = True  # whether any segment may have a context before it
 
     @classmethod
     def of(cls, tiles: PrefillTiles, device: torch.device | str) -> PrefillWork:
         """Copies the items as they are; a captured graph keeps its own items and copies into them instead."""
         items = torch.from_numpy(tiles.items).to(device)
-        return cls(items, tiles.tile_rows, tiles.part_items, tiles.longest_context)
+        return cls(items, tiles.tile_rows, tiles.part_items, tiles.longest_context, tiles.has_prefix)
 
 
 class PrefillScratch:

@@ -16,10 +16,12 @@ const LEGEND = [
   ["swatch-shared", "shared by prefix: dotted, in its oldest holder's colour"],
   ["swatch-kept", "cached: kept for later, evictable, hatched"],
 ];
-const TIER_LEGEND = [
+const HOST_LEGEND = [
   ["swatch-host", "in host memory: a frame"],
-  ["swatch-written", "and on disk, too: half filled"],
   ["swatch-moving", "on its way between tiers: a dot"],
+];
+const DISK_LEGEND = [
+  ["swatch-written", "in host memory and on disk: half filled"],
   ["swatch-disk", "on disk: filled"],
 ];
 const MOST_BREAKS = 8;
@@ -64,7 +66,7 @@ function KvView({ source, mayAct }) {
         ${bands.length > 1 && html`<h3 class="band">${BANDS[band].title}<span class="note"> ${bandWords(map, band, chosen)}</span></h3>`}
         <${BlockMap} key=${band} history=${history} player=${player} band=${band} group=${chosen} isWhole=${isWhole} />`,
       )}
-      <${Legend} rows=${bands.length > 1 ? [...LEGEND, ...TIER_LEGEND] : LEGEND} />
+      <${Legend} rows=${legendOf(bands)} />
       <${Totals} totals=${totals} blockSize=${history.hello?.block_size} />
     </div>
     <div class="pair">
@@ -80,6 +82,11 @@ function KvView({ source, mayAct }) {
 function deviceTotals(group) {
   const totals = { free: 0, used: 0, shared: 0, cached: 0, ...totalsOf(group.runs) };
   return { ...totals, all: totals.free + totals.used + totals.shared + totals.cached };
+}
+
+function legendOf(bands) {
+  const beyond = [...(bands.includes("host") ? HOST_LEGEND : []), ...(bands.includes("disk") ? DISK_LEGEND : [])];
+  return [...LEGEND, ...beyond];
 }
 
 const BAND_STATES = { kept: "there alone", written: "on disk too", moving: "on their way", free: "free" };

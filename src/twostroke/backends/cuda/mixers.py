@@ -1,0 +1,114 @@
+"""How tokens of a layer meet each other: between its first product and its last, queries are turned, what is kept goes
+to the store, and each phase attends by its own kernels. Grouped attention here, latent attention in `latent.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.kernels.latent_store import LatentKV, Turning
+from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
+from twostroke.backends.cuda.kernels.rope import rope_and_store
+from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.latent import LatentKernels, LatentPath
+from twostroke.backends.cuda.products import Products
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import LatentAttention, ModelSpec, QueryGrowth
+
+if TYPE_CHECKING:
+    from twostroke.backends.cuda.buffers import Buffers
+    from twostroke.backends.cuda.rows import DeviceRows
+    from twostroke.backends.cuda.weights import LayerWeights, Weights
+
+
+class GroupedPath:
+    """Query heads that share keys and values."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: DeviceRows, max_context: int
+    ) -> None:
+        self._attention, self._eps, device = attention, spec.norm_eps, weights.embedding.device
+        self._heads = heads = [layer.grouped for layer in spec.layers]
+        self._paged = [
+            PagedKV(keys, values, rows.tables[group])
+            for keys, values, group in zip(kv.keys, kv.values, kv.group_of, strict=True)
+        ]
+        self._scorings = [
+            Scoring(own.scale, own.window, own.softcap, sinks=layer.sinks)
+            for own, layer in zip(heads, weights.layers, strict=True)
+        ]
+        self._rotations = {rope: rotation(rope, max_context, device) for rope in {own.rope for own in heads}}
+        self._growths = {growth: growth_of(growth, max_context, device) for growth in {own.growth for own in heads}}
+
+    def prepare(self, layer: LayerWeights, most_rows: int) -> None:
+        """Nothing but what steps meet."""
+
+    def store(
+        self, index: int, layer: LayerWeights, qkv: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries are rotated to where they are read; keys and values go to the store. Returns queries  # [num_tokens,
+        heads, head_dim]"""
+        own = self._heads[index]
+        cos_sin, growth = self._rotations[own.rope], self._growths[own.growth]
+        norms, kv = (layer.q_norm, layer.k_norm), self._paged[index]
+        rope_and_store(qkv, cos_sin, positions, rows, kv, *norms, eps=self._eps, growth=growth)
+        return qkv.view(len(qkv), -1, own.head_dim)[:, : own.num_heads]
+
+    def decode(
+        self,
+        index: int,
+        layer: LayerWeights,
+        queries: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        out: torch.Tensor,
+        width: int,
+    ) -> None:
+        """Of the first tokens of a step  # out [num_tokens, heads * head_dim]"""
+        self._attention.decode(queries, self._paged[index], rows, positions, out, self._scorings[index], width)
+
+    def prefill(
+        self, index: int, layer: LayerWeights, queries: torch.Tensor, work: PrefillWork, out: torch.Tensor
+    ) -> None:
+        """All of a step's chunks."""
+        self._attention.prefill(queries, self._paged[index], work, out, self._scorings[index])
+
+
+def mixers_of(
+    spec: ModelSpec,
+    weights: Weights,
+    kv: KVStore,
+    attention: Attention | LatentKernels,
+    buffers: Buffers,
+    rows: DeviceRows,
+    max_context: int,
+    products: Products,
+) -> GroupedPath | LatentPath:
+    if isinstance(attention, Attention):
+        return GroupedPath(spec, weights, kv, attention, rows, max_context)
+    own, device = spec.layers[0].attention, weights.embedding.device
+    assert isinstance(own, LatentAttention) and buffers.latent is not None
+    growth = growth_of(own.growth, max_context, device)
+    turning = Turning(rotation(own.rope, max_context, device), own.rope.pairs_neighbours, growth)
+    latents = [LatentKV(part, rows.tables[group]) for (part,), group in zip(kv.parts, kv.group_of, strict=True)]
+    return LatentPath(attention, buffers.latent, products, latents, turning)
+
+
+def growth_of(growth: QueryGrowth | None, max_context: int, device: torch.device) -> torch.Tensor | None:
+    """What the queries of every position are multiplied by # [max_context] float32"""
+    if growth is None:
+        return None
+    contexts = 1 + torch.arange(max_context, dtype=torch.float64, device=device) // growth.context
+    return (1 + growth.beta * contexts.log()).to(torch.float32)
+
+
+def rotation(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
+    """Cosines, then sines, of every position # [max_context, rope dim] float32. Angles in float64: at position 100,000
+    a float32 angle is off by a hundredth of a radian."""
+    frequencies = torch.tensor(rope.inverse_frequencies(max_context), dtype=torch.float64, device=device)
+    angles = torch.arange(max_context, dtype=torch.float64, device=device)[:, None] * frequencies
+    both = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
+    return both.to(torch.float32).contiguous()
