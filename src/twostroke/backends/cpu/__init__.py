@@ -130,7 +130,12 @@ class CpuFactory:
         )
 
 
-_LEARNT = frozenset({Feature.ROUTING, Feature.SINKS, Feature.EXPERT_BIASES, Feature.VECTORS})
+_LEARNT = frozenset(
+    {
+        *(Feature.ROUTING, Feature.SINKS, Feature.EXPERT_BIASES),
+        *(Feature.VECTORS, Feature.BOTH_WAYS, Feature.ENCODER),
+    }
+)
 
 
 def unsupported_shape(checkpoint: Checkpoint) -> str | None:

@@ -137,15 +137,16 @@ class Program:
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
         self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].mlp)
         rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.layers[0].grouped.query_width
-        widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
         self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width if weights.head else 0)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
-        self._projected = float_zeros(rows, widest)
+        self._projected = float_zeros(rows, max(layer.attention_in.width for layer in weights.layers))
+        # Another: were its rows of another width there, those of one thread would lie over another's.
+        self._inner = float_zeros(rows, max(layer.mlp_in.width for layer in weights.layers))
         self._joins = joins
         self.block_output = float_zeros(rows if spec.layers[0].sandwich_norms or joins else 0, spec.hidden_size)
-        """What attention or an MLP found, where it is not added to the residual at once."""
+        """What blocks found, where it is not added to the residual at once."""
         self._attended = float_zeros(rows, self._query_width)
         copies = threads if own_copies else 1
         self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
@@ -269,7 +270,7 @@ class Program:
         if layer.mlp_in.is_one_matrix:
             self._add_gated_projection(layer)
         else:
-            self._add_projection(layer.mlp_in, self._normed, self._projected)
+            self._add_projection(layer.mlp_in, self._normed, self._inner)
             self._add_activation(layer)
         self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
 
@@ -291,7 +292,7 @@ class Program:
 
     def _add_activation(self, layer: LayerWeights) -> None:
         activation: dict[IntEnum, int] = {
-            ActivationField.INPUT: address_of(self._projected),
+            ActivationField.INPUT: address_of(self._inner),
             ActivationField.STRIDE: layer.mlp_in.width,
             ActivationField.UP_OFFSET: layer.mlp_in.columns[1],
             ActivationField.WIDTH: self._spec.dense_width,
@@ -380,8 +381,7 @@ class Program:
             self.breaks.append(Break(len(self.tape.names), self._rows, joins=True, adds=norm is None))
         if norm is None:
             return
-        fields = self._norm_fields(self.block_output, norm)
-        fields |= {NormField.ADD_TO: address_of(self._rows.hidden)}
+        fields = self._norm_fields(self.block_output, norm) | {NormField.ADD_TO: address_of(self._rows.hidden)}
         self.tape.add("norm_add", fields, wait=self._wait_for_rows())
 
 

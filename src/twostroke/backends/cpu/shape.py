@@ -38,13 +38,18 @@ class KernelShape:
     kv_kind: KVKind = KVKind.F16
     has_sinks: bool = False
     """Each head has a score of nothing, beside those of the keys."""
+    both_ways: bool = False
+    """Tokens see those behind them, too."""
+    plain_activation: str | None = None
+    """Of an encoder, whose MLP has no gate; None: it is none."""
 
     @property
     def attention_key(self) -> str:
         """What code that attends is specialised for."""
         cap = "capped" if self.soft_capped else "plain"
         sizes = f"{self.head_dim}x{self.queries_per_kv_head}x{self.block_size}"
-        return f"{sizes}-{self.kv_kind.value}-{cap}" + ("-sinks" if self.has_sinks else "")
+        further = ("-sinks" if self.has_sinks else "") + ("-both-ways" if self.both_ways else "")
+        return f"{sizes}-{self.kv_kind.value}-{cap}{further}"
 
     @property
     def block_bytes(self) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from llvmlite import ir
 
 from twostroke.backends.cpu.isa import InstructionSet
-from twostroke.backends.cpu.kernels.activation import emit_gated_activation, emit_soft_cap
+from twostroke.backends.cpu.kernels.activation import emit_gated_activation, emit_plain_activation, emit_soft_cap
 from twostroke.backends.cpu.kernels.attention import emit_attention
 from twostroke.backends.cpu.kernels.emitter import Emitter
 from twostroke.backends.cpu.kernels.highest import emit_highest
 from twostroke.backends.cpu.kernels.matmul import emit_gated_matmul, emit_join, emit_matmul
-from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_prepare
+from twostroke.backends.cpu.kernels.norms import emit_layer_norm, emit_norm, emit_norm_add, emit_prepare
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
 from twostroke.backends.cpu.kernels.threads import emit_threads
 from twostroke.backends.cpu.kernels.tile_calls import emit_tiles
@@ -42,6 +42,13 @@ def rows_text(activation: str, isa: InstructionSet) -> str:
     emit_gated_activation(emitter, activation)
     emit_soft_cap(emitter)
     emit_highest(emitter)
+    return str(emitter.module)
+
+
+def encoder_text(activation: str, isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
+    emit_layer_norm(emitter)
+    emit_plain_activation(emitter, activation)
     return str(emitter.module)
 
 
