@@ -107,7 +107,7 @@ _MISTRAL_SMALL_4 = {
 }
 
 _LFM2: dict[str, Any] = {"vocab": 65_536, "max_position_embeddings": 128_000, "conv_L_cache": 3}
-_LFM2_MOE = {
+_LFM2_MOE: dict[str, Any] = {
     "num_dense_layers": 2,
     "num_experts": 32,
     "num_experts_per_tok": 4,
