@@ -20,7 +20,14 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
 HEADS = {"linear_value_head_dim": 32}
-VARIANTS: dict[str, dict[str, Any]] = {"lfm2": {}, "lfm2_moe": {}, "qwen3_5": HEADS, "qwen3_next": HEADS}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lfm2": {},
+    "lfm2_moe": {},
+    "qwen3_5": HEADS,
+    "qwen3_next": HEADS,
+    "granite_hybrid": {"mamba_d_state": 16},
+    "granite_hybrid_dense": {"mamba_d_state": 32},
+}
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
