@@ -189,9 +189,10 @@ def test_a_conversation_with_tools(hybrid: Hybrid) -> None:
 
 @pytest.mark.slow
 def test_a_long_conversation_with_tools(hybrid: Hybrid) -> None:
-    """40 turns, 20,000 tokens."""
-    found, drafted = talk(hybrid, 40, (400, 520), max_context=22_000, step_tokens=1024)
-    assert found > 40 * 8000 and drafted > 400
+    """40 turns; 20,000 tokens where they are read fast enough to be read forty times."""
+    tool_tokens, max_context = ((400, 520), 22_000) if hybrid.factory.name == "cpu" else ((60, 90), 4_500)
+    found, drafted = talk(hybrid, 40, tool_tokens, max_context, step_tokens=512)
+    assert found > 40 * max_context // 3 and drafted > 400
 
 
 def test_a_turn_finds_the_answer_before_it(hybrid: Hybrid) -> None:
