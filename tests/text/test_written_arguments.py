@@ -258,6 +258,46 @@ def test_an_input_follows_its_grammar_and_is_read_as_it_stands(tool_format: Tool
         assert found == ("", [("calculate", text)], 1)
 
 
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(
+    ("schema", "fits", "fails"),
+    [
+        ({"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 2}, [["a"], ["b", "a"]], [[]]),
+        ({"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2}, [["a"] * 5], [["a"], ["c", "c"]]),
+        ({"type": ["integer", "null"]}, [1], ["one", 1.5]),
+        ({"anyOf": [{"type": "integer"}, {"type": "boolean"}]}, [1, True], [[1]]),
+        ({"const": 7}, [7], [8]),
+    ],
+)
+def test_values_of_a_schema(
+    tool_format: ToolFormat, schema: dict[str, Any], fits: list[Any], fails: list[Any], takes: Takes
+) -> None:
+    whole = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    grammar = calls_grammar(tool_format, [{"name": "f", "parameters": whole}], {}, only_one=True)
+    for value in (*fits, *fails):
+        assert takes(grammar, written(tool_format, [("f", {"x": value})])) == (value in fits)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(
+    ("pattern", "fits", "fails"),
+    [
+        (r'^(?:[0-9]{3}-"[0-9]{4}")$', ['555-"1234"'], ["555", 'x555-"1234"']),
+        (r"^a/b[/|]$", ["a/b/", "a/b|"], ["a/b"]),
+        (r"^(yes|no)$", ["yes", "no"], ["maybe"]),
+        (r"^a|b$", ["a", "xb", "c"], []),  # its ends hold for one side each: it is not held to
+        (r"[0-9]", ["any"], []),
+    ],
+)
+def test_strings_of_a_pattern(
+    tool_format: ToolFormat, pattern: str, fits: list[str], fails: list[str], takes: Takes
+) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": pattern}}, "required": ["x"]}
+    grammar = calls_grammar(tool_format, [{"name": "f", "parameters": schema}], {}, only_one=True)
+    for text in (*fits, *fails):
+        assert takes(grammar, written(tool_format, [("f", {"x": text})])) == (text in fits)
+
+
 def test_markers_that_are_control_tokens_are_named_by_their_ids() -> None:
     special = {"<|tool_call>": 7, "<tool_call|>": 8, '<|"|>': 9}
     grammar = calls_grammar(GEMMA4, FUNCTIONS, special, only_one=True).text

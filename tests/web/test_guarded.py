@@ -25,7 +25,6 @@ def test_the_key_is_asked_for_and_stays_out_of_addresses(
         watched.page.on("request", lambda request: addresses.append(request.url))
         watched.page.goto(server.address)
         watched.page.wait_for_selector("dialog[open]")
-        assert not watched.page.locator("text=Playground").count(), "whether it may act is not known yet"
         watched.page.keyboard.press("Escape")
         watched.page.wait_for_selector("dialog:not([open])", state="attached")
         watched.page.click("button:text-is('Give a key')")
@@ -61,6 +60,12 @@ def test_a_page_for_looking_has_nothing_that_acts(
         running_server(tmp_path / "log", *options) as server,
         tab(running_browser, server.address) as watched,
     ):
+        watched.page.route("**/watch", lambda route: route.abort())
+        watched.page.goto(f"{server.address}/#playground")
+        watched.page.wait_for_selector(".status.waiting")
+        assert not watched.page.locator("text=Playground").count(), "nor before the stream has begun"
+        watched.errors.clear()
+        watched.page.unroute("**/watch")
         watched.open("playground")
         assert watched.page.inner_text(".empty h2") == "No step yet", "there is no such view"
         server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})

@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 def test_the_block_map_has_a_band_for_each_tier(
     running_browser: Any, tiny_options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    from tests.web.browsing import tab
+    from axe_playwright_python.sync_playwright import Axe
+
+    from tests.web.browsing import PHONE, tab
 
     tiers = ("--kv-host-gb", "0.01", "--kv-disk", str(tmp_path / "kv"), "--kv-disk-gb", "0.1")
     options = (*tiny_options, "--max-context", "256", "--kv-memory", "300kB", *tiers)
@@ -28,7 +30,7 @@ def test_the_block_map_has_a_band_for_each_tier(
             prompt = f"{number}, said the {number}th of them, and counted to {number} again. " * 3
             server.post("/v1/completions", {"prompt": prompt, "max_tokens": 4, "ignore_eos": True})
         watched.wait_until("document.querySelectorAll('.map').length === 3")
-        watched.wait_until("/[1-9]\\d* on disk too/.test(document.querySelectorAll('.band')[1]?.textContent)")
+        watched.wait_until("/[1-9]\\d* kept and on disk too/.test(document.querySelectorAll('.band')[1]?.textContent)")
         assert watched.page.locator("h3.band").all_inner_texts()[2].startswith("On disk")
         host = watched.page.locator(".map .plot >> nth=1")
         host.focus()
@@ -39,4 +41,8 @@ def test_the_block_map_has_a_band_for_each_tier(
         )
         told = watched.page.inner_text("ul.tiers")
         assert "host" in told and "disk" in told and "blocks" in told
+        found = Axe().run(watched.page).response["violations"]
+        assert not [fault["id"] for fault in found if fault["impact"] in ("serious", "critical")]
+        watched.page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+        assert watched.says("document.documentElement.scrollWidth") <= PHONE[0]
         watched.check()

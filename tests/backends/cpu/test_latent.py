@@ -70,7 +70,7 @@ def created(
     formats = FACTORY.formats(checkpoint, FormatWish(others.pop("weights", None), kv=kv), isa_name)
     assert isinstance(formats, Formats), formats
     settings = BackendSettings(max_context=1024, max_tokens_per_step=LONG, threads=threads, formats=formats)
-    layout = layout_for(checkpoint.spec, LONG, 16, **others)
+    layout = layout_for(checkpoint.spec, LONG, others.pop("block_size", 16), **others)
     return FACTORY.create(checkpoint, layout, settings, isa_name=isa_name)
 
 
@@ -123,6 +123,13 @@ def test_over_several_spans_on_any_number_of_threads(kind: str, tmp_path: Path, 
     for threads in (1, 3):
         found = cpu_logits(checkpoint, TOKENS, [[LONG], [LONG - 12]], kind, threads)
         assert np.array_equal(found[0], whole) and np.array_equal(found[1], decoded)
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_larger_blocks_change_nothing(kind: str, tmp_path: Path) -> None:
+    checkpoint = tiny("deepseek_v2_lite", tmp_path, num_hidden_layers=1)
+    found, expected = (cpu_logits(checkpoint, TOKENS[:300], [[290]], kind, block_size=size)[0] for size in (48, 16))
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("f16", marks=pytest.mark.slow), "bf16"])

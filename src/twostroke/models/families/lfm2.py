@@ -64,7 +64,7 @@ def _own(config: Fields, family: str, handled: tuple[str, ...]) -> ModelSpec:
         keeps_state = hybrid.kept_states(config, "layer_types", kinds, spec.num_layers)
     else:
         whole = range(spec.num_layers)
-        attends = config.integers("full_attn_idxs", 0, spec.num_layers - 1) if config.get("full_attn_idxs") else whole
+        attends = config.integers("full_attn_idxs", 0, decoder.MAX_LAYERS) if config.get("full_attn_idxs") else whole
         keeps_state = tuple(index not in attends for index in whole)
     return hybrid.with_states(spec, _convolution(spec, config, "conv_L_cache", 3), keeps_state)
 

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from twostroke.cluster.demand import LevelSignals, Signals
+from twostroke.cluster.demand import LevelSignals, Signals, fitting_streams
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import Sequence
@@ -122,9 +122,6 @@ class FleetReplica(Replica):
         self.settle()
         counts, spec = self.scheduler.counts(), self.spec
         running = [one.next_position for one in self.scheduler.unfinished() if one.num_output]
-        alone_s = None
-        if running:
-            alone_s = spec.step_seconds(StepWork(contexts=[max(1, sum(running) // len(running))]))
         num_used, num_blocks = 0, 0
         for group in counts.blocks:
             num_used, num_blocks = num_used + group.used, num_blocks + group.free + group.cached + group.used
@@ -141,6 +138,11 @@ class FleetReplica(Replica):
             )
             for level in counts.levels
         )
+        length = max(1, sum(running) // max(1, len(running)))
+
+        def step_s(number: int) -> float:
+            return spec.step_seconds(StepWork(contexts=[length] * number))
+
         return Signals(
             waiting=counts.waiting,
             running_prefill=counts.running_prefill,
@@ -151,7 +153,8 @@ class FleetReplica(Replica):
             kv_occupancy=num_used / max(1, num_blocks),
             kv_full_s=counts.kv_full_s,
             stream_step_s=steps.stream_step_s,
-            alone_step_s=alone_s,
+            alone_step_s=step_s(1) if running else None,
+            fitting_streams=fitting_streams(levels, spec.scheduler.max_running, step_s) if running else None,
             levels=levels,
         )
 

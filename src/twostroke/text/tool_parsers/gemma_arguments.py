@@ -10,7 +10,7 @@ from typing import Any
 
 from twostroke.text.grammar import lark_text
 from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE
-from twostroke.text.tool_parsers.json_rule import json_rule
+from twostroke.text.tool_parsers.json_rule import json_rule, pattern_rule
 
 QUOTE = '<|"|>'
 INPUT_HEAD, INPUT_TAIL = f"input:{QUOTE}", f"{QUOTE}}}"
@@ -207,19 +207,36 @@ class _Rules:
     def _value(self, schema: object) -> str:
         if not isinstance(schema, Mapping):
             return f"{self._rule}_value"
+        if "const" in schema:
+            return self._literal(schema["const"])
         if isinstance(values := schema.get("enum"), list):
             return f"({' | '.join(map(self._literal, values))})"
         kind = schema.get("type")
+        choices = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(kind, list):
+            choices = [{**schema, "type": one} for one in kind]
+        if isinstance(choices, list) and choices:
+            return f"({' | '.join(map(self._value, choices))})"
         if kind == "string":
-            return f"{self._rule}_string"
+            pattern = pattern_rule(schema)
+            return f"{self._rule}_string" if pattern is None else f"{self._quote} {pattern} {self._quote}"
         if kind == "object":
             return f'"{{" {self._fields(schema)} "}}"'
         if kind == "array":
-            item = self._add(self._value(schema.get("items", True)))
-            return f'"[" ({item} ("," {item})*)? "]"'
+            return self._items(schema)
         if kind in ("integer", "number", "boolean", "null"):
             return self._add(json_rule(schema))
-        return f"{self._rule}_value"  # one of several kinds, or what stands elsewhere: any
+        return f"{self._rule}_value"  # of no kind, or of one that stands elsewhere: any
+
+    def _items(self, schema: Schema) -> str:
+        item = self._add(self._value(schema.get("items", True)))
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if type(least) is not int or least < 0:
+            least = 0
+        further = f"{{{max(least - 1, 0)},{most - 1 if type(most) is int else ''}}}"
+        if most == 0:
+            return '"[" "]"'
+        return f'"[" ({item} ("," {item}){further}){"" if least else "?"} "]"'
 
     def _literal(self, value: object) -> str:
         if isinstance(value, str):

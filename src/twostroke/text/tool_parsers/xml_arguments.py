@@ -11,7 +11,7 @@ from typing import Any
 
 from twostroke.text.grammar import lark_text
 from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE
-from twostroke.text.tool_parsers.json_rule import json_rule
+from twostroke.text.tool_parsers.json_rule import json_rule, pattern_rule
 
 _OPENING, _CLOSING, _END = '<parameter name="', "</parameter>", "</invoke>"
 INPUT_HEAD, INPUT_TAIL = f'\n{_OPENING}input">', f"{_CLOSING}\n{_END}"
@@ -135,7 +135,7 @@ def _types(schema: object) -> frozenset[str]:
 
 def xml_rules(rule: str, schema: Schema) -> list[str]:
     """The grammar of a call's arguments: each named one in the schema's order, those that are not required at will.
-    A string is any text, whatever pattern its schema has. Without named ones, any."""
+    A string is any text, unless it is held to a pattern from its first sign to its last. Without named ones, any."""
     text = f"{rule}_text"
     rules = [f"{text}[lazy]: /(.|\\n)*/ {lark_text(_CLOSING)}"]
     required, shared = (
@@ -147,6 +147,8 @@ def xml_rules(rule: str, schema: Schema) -> list[str]:
         types, name = _types(value), f"{rule}_{index}"
         if types == {"string"} and isinstance(value.get("enum"), list):
             body = f"({' | '.join(map(lark_text, value['enum']))}) {lark_text(_CLOSING)}"
+        elif types == {"string"} and (pattern := pattern_rule(value)) is not None:
+            body = f"{pattern} {lark_text(_CLOSING)}"
         elif types == {"string"}:
             body = text
         else:

@@ -42,7 +42,7 @@ const STATE_WORDS = {
   used: "used by",
   shared: "shared, held first by",
   cached: "cached, evictable",
-  kept: "kept in host memory alone",
+  kept: "kept in host memory",
   written: "kept in host memory, and on disk too",
   moving: "on its way between tiers",
   disk: "can be found again, also after a restart",

@@ -89,7 +89,7 @@ function legendOf(bands) {
   return [...LEGEND, ...beyond];
 }
 
-const BAND_STATES = { kept: "there alone", written: "on disk too", moving: "on their way", free: "free" };
+const BAND_STATES = { kept: "kept", written: "kept and on disk too", moving: "on their way", free: "free" };
 
 /** What colours and frames say, in numbers. */
 function bandWords(map, band, group) {
