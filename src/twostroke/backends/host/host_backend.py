@@ -207,7 +207,7 @@ class HostBackend(ABC):
         if self._states is not None:
             self._states.begin(step)
         if self._pooler is not None:
-            return self._pool(self._pooler, step, started_s)
+            return self._pooled_result(self._pooler, step, started_s)
         updated_s = time.perf_counter()
         drafts = self._draft(step)
         drafting_s = time.perf_counter() - updated_s
@@ -255,7 +255,7 @@ class HostBackend(ABC):
             frozenset(stuck),
         )
 
-    def _pool(self, pooler: Pooler, step: Step, started_s: float) -> StepResult:
+    def _pooled_result(self, pooler: Pooler, step: Step, started_s: float) -> StepResult:
         vectors, failed = self._vectors(pooler, step)
         if self._states is not None:
             self._states.end(step, {}, {})
