@@ -359,8 +359,6 @@ _BEYOND_HOST = (
     "olmo3",
 )
 """Families that not every backend computes."""
-_DECLARED_ALONE = ("granite", "seed_oss", "ernie4_5")
-"""Families that differ from others by their declaration: what backends compute of them is tested with those."""
 
 
 def variants() -> list[str]:
@@ -377,11 +375,7 @@ def sharded_variants() -> list[str]:
 
 def uniform_variants() -> list[str]:
     """Those whose layers have the same sizes, and that every backend computes."""
-    return [
-        variant
-        for variant in _BUILDERS
-        if variant != "qwen3_moe_mixed" and not variant.startswith((*_BEYOND_HOST, *_DECLARED_ALONE))
-    ]
+    return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed" and not variant.startswith(_BEYOND_HOST)]
 
 
 def dense_variants() -> list[str]:
@@ -391,7 +385,7 @@ def dense_variants() -> list[str]:
 
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: all of one size, dense or with experts."""
-    return [*uniform_variants(), *_DECLARED_ALONE, "qwen3_moe_mixed", "gpt_oss"]
+    return [*uniform_variants(), "qwen3_moe_mixed", "gpt_oss"]
 
 
 def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrainedModel]:
