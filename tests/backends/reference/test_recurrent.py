@@ -21,7 +21,6 @@ from twostroke.backends.reference import FACTORY
 from twostroke.backends.reference.backend import ReferenceBackend
 from twostroke.backends.reference.recurrent_decode import convolve_token, delta_token, scan_token
 from twostroke.backends.reference.recurrent_prefill import SECTION, convolve_chunk, delta_chunk, scan_chunk
-from twostroke.core.errors import BackendError
 from twostroke.core.step import DecodeSlot, Drafts, Step
 from twostroke.models.loading import load_checkpoint
 
@@ -154,15 +153,6 @@ def test_after_drafts_the_state_is_that_of_the_last_that_held(variant: str, hold
     driver.position += 1 + holding
     rest = np.concatenate([driver.decode() for _ in range(30 - driver.position)])
     np.testing.assert_allclose(rest, expected[21 + holding :], atol=TOLERANCE)
-    backend.close()
-
-
-def test_drafts_are_refused(tmp_path: Path) -> None:
-    """Until somebody tells the states how many held."""
-    backend = made("lfm2", tmp_path)
-    slot = DecodeSlot(0, 4, Drafts(1, (7,), 5))
-    with pytest.raises(BackendError, match="a slot of 1 drafts, and the reference backend takes 0"):
-        backend.launch(Step(1, decodes=(slot,)))
     backend.close()
 
 
