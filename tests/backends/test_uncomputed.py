@@ -65,7 +65,6 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
         (replace(LAYER, has_scale=True), "no scales of layers"),
         (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "read what the layer's norm gave"),
-        (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
         (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "its MLPs have a gate"),
@@ -85,6 +84,7 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
     [
         (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
         (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
+        (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
     ],
 )
 def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
@@ -146,14 +146,6 @@ def test_latents_are_read_by_all_where_all_layers_have_them() -> None:
     for checkpoint, reason in ((checkpoint_of(layer, layer), None), (checkpoint_of(LAYER, layer), LAYERS_DIFFER)):
         assert REFERENCE.supports(checkpoint) is None
         assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == reason
-
-
-@pytest.mark.parametrize("scale", ["residual_scale", "logits_scale"])
-def test_what_granite_multiplies_is_declined_by_others(scale: str) -> None:
-    checkpoint = checkpoint_of(LAYER, **{scale: 0.5})
-    assert REFERENCE.supports(checkpoint) is None
-    for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
-        assert reason is not None and "neither what blocks find nor logits" in reason
 
 
 @pytest.mark.parametrize("end", ["final_norm_bias", "head_bias"])

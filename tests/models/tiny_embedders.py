@@ -56,7 +56,9 @@ class Embedder:
         return pooled.numpy()
 
 
-def make_embedder(kind: str, folder: Path, *, prompts: dict[str, str] | None = None) -> Embedder:
+def make_embedder(
+    kind: str, folder: Path, *, prompts: dict[str, str] | None = None, max_tokens: int = MAX_TOKENS
+) -> Embedder:
     """`kind`: qwen3, gemma3, bert or xlm_roberta."""
     torch.manual_seed(sum(map(ord, kind)))
     make, states, num_dense = {
@@ -66,14 +68,14 @@ def make_embedder(kind: str, folder: Path, *, prompts: dict[str, str] | None = N
         "bert_mean": (_bert, "mean", 0),
         "xlm_roberta": (_xlm_roberta, "first", 0),
     }[kind]
-    model = make().eval()
+    model = make(max_tokens).eval()
     model.set_attn_implementation("eager")
     _randomise(model, norm_centre=0.0 if kind == "gemma3" else 1.0)
     model.save_pretrained(folder)
     if kind == "qwen3":
         _change(folder / "config.json", architectures=["Qwen3ForCausalLM"])  # as it is published
     _tokenizer(kind).save(str(folder / "tokenizer.json"))
-    dense = _sentence_files(folder, states, num_dense, prompts or {})
+    dense = _sentence_files(folder, states, num_dense, prompts or {}, max_tokens)
     return Embedder(folder, model, states, dense)
 
 
@@ -110,22 +112,24 @@ def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
 
 
-def _qwen3() -> PreTrainedModel:
-    return transformers.Qwen3Model(transformers.Qwen3Config(**_DECODER))
+def _qwen3(max_tokens: int) -> PreTrainedModel:
+    sizes = {**_DECODER, "max_position_embeddings": max_tokens}
+    return transformers.Qwen3Model(transformers.Qwen3Config(**sizes))
 
 
-def _gemma3() -> PreTrainedModel:
+def _gemma3(max_tokens: int) -> PreTrainedModel:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     own = {"layer_types": kinds, "sliding_window": 9, "query_pre_attn_scalar": 20, "use_bidirectional_attention": True}
-    return transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**_DECODER, **own))
+    sizes = {**_DECODER, "max_position_embeddings": max_tokens}
+    return transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**sizes, **own))
 
 
-def _bert() -> PreTrainedModel:
-    return transformers.BertModel(transformers.BertConfig(**_SIZES))
+def _bert(max_tokens: int) -> PreTrainedModel:
+    return transformers.BertModel(transformers.BertConfig(**{**_SIZES, "max_position_embeddings": max_tokens}))
 
 
-def _xlm_roberta() -> PreTrainedModel:
-    sizes = {**_SIZES, "max_position_embeddings": MAX_TOKENS + 2}
+def _xlm_roberta(max_tokens: int) -> PreTrainedModel:
+    sizes = {**_SIZES, "max_position_embeddings": max_tokens + 2}
     return transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**sizes, type_vocab_size=1, pad_token_id=1))
 
 
@@ -178,7 +182,9 @@ def byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _sentence_files(folder: Path, states: str, num_dense: int, prompts: dict[str, str]) -> tuple[torch.nn.Linear, ...]:
+def _sentence_files(
+    folder: Path, states: str, num_dense: int, prompts: dict[str, str], max_tokens: int
+) -> tuple[torch.nn.Linear, ...]:
     modes = {"first": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
     pooling: dict[str, Any] = {
         f"pooling_mode_{mode}": mode == modes[states] for mode in (*modes.values(), "max_tokens")
@@ -202,7 +208,7 @@ def _sentence_files(folder: Path, states: str, num_dense: int, prompts: dict[str
     ]
     _write(folder / "modules.json", modules)
     _write(folder / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None})
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS - 4, "do_lower_case": False})
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens - 4, "do_lower_case": False})
     return tuple(dense)
 
 

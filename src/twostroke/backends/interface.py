@@ -91,7 +91,6 @@ class Feature(Enum):
     NO_ROPE = "its attention has a rotary embedding in every layer"
     ONE_BLOCK = "its layers have attention and an MLP, both"
     PLAIN_MLP = "its MLPs have a gate"
-    SCALES = "it multiplies neither what blocks find nor logits"
     SHARED_EXPERTS = "it has no experts that every token meets"
     ROUTING = "its routers are a softmax without a bias, a correction or groups"
     EXPERT_BIASES = "its experts have no biases and no clamped gates"
@@ -115,8 +114,6 @@ def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str
         return Feature.VECTORS.value
     if spec.places is not None and Feature.ENCODER not in learnt:
         return Feature.ENCODER.value
-    if Feature.SCALES not in learnt and (spec.residual_scale, spec.logits_scale) != (1.0, 1.0):
-        return Feature.SCALES.value
     reasons = (_uncomputed_layer(layer, learnt) for layer in dict.fromkeys(spec.layers))
     return next((reason for reason in reasons if reason is not None), None)
 

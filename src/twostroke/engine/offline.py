@@ -134,8 +134,8 @@ class LLM:
         """The vectors of texts (or token ids), in their order.
 
         `prompt_name`: of the model's prompts, the one to put before each text; None: its default, if it has one.
-        `dimensions`: only this many of the first numbers, brought to length 1 again. `truncate`: a text that is too long is
-        cut at its end, and not refused."""
+        `dimensions`: only this many of the first numbers, brought to length 1 again. `truncate`: a text that is too long
+        is cut at its end, and not refused."""
         from twostroke.engine.embedding import embed
 
         return embed(self, _as_batch(texts), prompt_name, dimensions, truncate, progress)

@@ -107,6 +107,8 @@ class Mamba2:
     """The gated norm takes so many parts of its width each by itself."""
     shortest_step: float = 0.0
     longest_step: float = inf
+    norm_eps: float | None = None
+    """Of the gated norm; None: the model's."""
 
     @property
     def width(self) -> int:

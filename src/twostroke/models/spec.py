@@ -300,9 +300,6 @@ class ModelSpec:
     norm_eps: float
     logits_softcap: float | None = None
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    """Granite: what each block finds is multiplied by it before it joins the residual."""
-    logits_scale: float = 1.0
     tied_embeddings: bool = False
     final_norm_scale: float = 1.0
     """What the last norm's weight is multiplied by as it is loaded: backends find it done."""

@@ -221,9 +221,10 @@ def test_what_each_has_of_its_own() -> None:
     assert qwen.layers[3].grouped.output_gate and qwen.layers[3].grouped.rope.dim == 64
     assert qwen.moe is not None and qwen.moe.shared == DenseMlp(512) and qwen.moe.shared_gate
     granite = spec_of(GRANITE_4_H_TINY)
-    assert granite.layers[0].attention == Mamba2(48, 64, 128, 1, 4)
+    assert granite.layers[0].attention == Mamba2(48, 64, 128, 1, 4, norm_eps=1e-5)
     assert granite.layers[5].grouped.rope == NO_ROPE and granite.layers[5].grouped.scale == 1 / 128
-    assert (granite.embedding_scale, granite.residual_scale, granite.logits_scale) == (12, 0.22, 1 / 6)
+    # What blocks find is multiplied by 0.22: the residual stream is that much smaller instead.
+    assert (granite.embedding_scale, granite.norm_eps, granite.final_norm_scale) == (12 / 0.22, 1e-5 / 0.22**2, 1 / 6)
     nemotron = spec_of(NEMOTRON_3_NANO)
     assert nemotron.layers[0].attention == Mamba2(64, 64, 128, 8, 4, norm_groups=8, shortest_step=0.001)
     assert nemotron.moe is not None and not nemotron.moe.is_gated

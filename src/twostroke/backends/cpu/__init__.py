@@ -152,9 +152,12 @@ class CpuFactory:
 
 _LEARNT = frozenset(
     {
+        Feature.BOTH_WAYS,
+        Feature.ENCODER,
         Feature.EXPERT_BIASES,
         Feature.GROWTH,
         Feature.LATENT,
+        Feature.NO_ROPE,
         Feature.OUTPUT_GATE,
         Feature.ROUTING,
         Feature.SHARED_EXPERTS,

@@ -56,6 +56,7 @@ class QueryBlockField(_Field):
     SPAN = auto()
     NUM_SPANS = auto()  # 0: not split
     FIRST_RESULT = auto()  # spans of split queries before this one's
+    LAST = auto()  # of the segment, where tokens see each other both ways: the last position
 
 
 class RunField(_Field):
@@ -166,6 +167,7 @@ class NormField(_OperandUser):
     ROWS = auto()
     GATHER = auto()  # 1: the rows are those of StepField.LOGIT_ROWS
     ADD_TO = auto()  # norm_add: f32 [rows, width]
+    BIAS = auto()  # layer_norm: f32 [width]
 
 
 class ShareField(_Field):

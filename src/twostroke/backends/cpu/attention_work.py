@@ -51,6 +51,8 @@ class SpanRoom:
 
 class AttentionWork:
     def __init__(self, shape: KernelShape, num_kv_heads: int, accumulators: int, threads: int) -> None:
+        self._reach = QueryBlockField.LAST if shape.both_ways else QueryBlockField.POSITION
+        """The field that says how far a query sees."""
         self._together = shape.queries_together(accumulators)
         self._tile = shape.queries_a_tile(accumulators)
         self._head_groups = num_kv_heads * shape.head_groups_per_kv_head
@@ -66,25 +68,25 @@ class AttentionWork:
         """[pieces, fields of QueryBlockField] of all tokens; makes room for the results of split queries."""
         count = batch.num_decodes
         tokens = batch.segment_first[:count]  # a decode is one token, and comes before all chunks
-        singles = single_queries(tokens, batch.positions[:count], tokens)
+        singles = single_queries(batch, tokens, tokens)
         return self._joined(singles, batch, range(count, batch.num_segments))
 
     def logit_blocks(self, batch: Batch) -> Int32Array:
         """The same, of the tokens whose logits are wanted: all of a chunk are tiles of it, fewer are single queries."""
         if batch.num_segments == 1 and len(batch.logit_rows) == 1 and batch.num_tokens > 1:  # a prompt's last chunk
-            only = single_queries(batch.logit_rows, batch.positions[batch.logit_rows], np.zeros(1, dtype=np.int32))
+            only = single_queries(batch, batch.logit_rows, np.zeros(1, dtype=np.int32))
             return self._joined(only, batch, [])
         segments = np.searchsorted(batch.segment_first, batch.logit_rows, side="right") - 1  # [num_logits]
         wanted = np.bincount(segments, minlength=batch.num_segments)  # [num_segments]
         is_whole = (wanted == batch.segment_count) & (np.arange(batch.num_segments) >= batch.num_decodes)
         is_single = ~is_whole[segments]
         tokens = batch.logit_rows[is_single]
-        singles = single_queries(tokens, batch.positions[tokens], segments[is_single])
+        singles = single_queries(batch, tokens, segments[is_single])
         return self._joined(singles, batch, np.flatnonzero(is_whole).tolist())
 
     def _joined(self, singles: Int32Array, batch: Batch, chunks: range | list[int]) -> Int32Array:
         if self._threads > 1 and 0 < len(singles) * self._head_groups < PIECES_A_THREAD * self._threads:
-            singles = split_queries(singles)
+            singles = split_queries(singles, self._reach)
             self.room.make(len(singles))
         if not chunks:
             return singles
@@ -112,20 +114,22 @@ def no_blocks() -> Int32Array:
     return _records(0)
 
 
-def single_queries(tokens: Int32Array, positions: Int32Array, segments: npt.NDArray[np.integer]) -> Int32Array:
+def single_queries(batch: Batch, tokens: Int32Array, segments: npt.NDArray[np.integer]) -> Int32Array:
     records = _records(len(tokens))
     records[:, QueryBlockField.TOKEN] = tokens
     records[:, QueryBlockField.COUNT] = 1
-    records[:, QueryBlockField.POSITION] = positions
+    records[:, QueryBlockField.POSITION] = batch.positions[tokens]
     records[:, QueryBlockField.SEGMENT] = segments
+    records[:, QueryBlockField.LAST] = batch.segment_start[segments] + batch.segment_count[segments] - 1
     return records
 
 
-def split_queries(singles: Int32Array) -> Int32Array:
-    """A record for every span of SPAN positions that a query's context reaches into; a single one is not split."""
+def split_queries(singles: Int32Array, reach: QueryBlockField = QueryBlockField.POSITION) -> Int32Array:
+    """A record for every span of SPAN positions that a query's context reaches into, which `reach` says; a single one
+    is not split."""
     found: list[list[int]] = []
     for record in singles.tolist():  # few, or they would not be split: a loop is quicker than arrays
-        first, spans = len(found), record[QueryBlockField.POSITION] // SPAN + 1
+        first, spans = len(found), record[reach] // SPAN + 1
         record[QueryBlockField.FIRST_RESULT] = first
         record[QueryBlockField.NUM_SPANS] = spans if spans > 1 else 0
         for span in range(spans):
@@ -145,5 +149,6 @@ def prefill_blocks(batch: Batch, chunks: range | list[int], tile: int) -> Int32A
         records[:, QueryBlockField.COUNT] = np.minimum(tile, count - offsets)
         records[:, QueryBlockField.POSITION] = batch.segment_start[segment] + offsets
         records[:, QueryBlockField.SEGMENT] = segment
+        records[:, QueryBlockField.LAST] = batch.segment_start[segment] + count - 1
         found.append(records)
     return np.concatenate(found)

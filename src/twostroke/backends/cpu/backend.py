@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import TimeField
+from twostroke.backends.cpu.encoder import CpuEncoder
 from twostroke.backends.cpu.head import HeadNetwork, native_head
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_store import KVStore
@@ -48,7 +49,8 @@ class CpuBackend(HostBackend):
         self.isa = isa
         settings = ModelSettings(isa, max_context, max_tokens_per_step, threads)
         taps = all_taps(companions)
-        self.model = CpuModel(checkpoint, layout.of_model(0), formats, settings, self._launcher, taps, join)
+        model_type = CpuModel if checkpoint.spec.places is None else CpuEncoder
+        self.model = model_type(checkpoint, layout.of_model(0), formats, settings, self._launcher, taps, join)
         if self.model.kv.states.groups:
             self.use_states(self.model.kv.states)
         self.notes = self.model.weights.notes

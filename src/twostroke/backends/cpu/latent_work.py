@@ -34,7 +34,7 @@ class LatentWork:
         """Decodes and chunks go ways of their own, whichever rows' logits are wanted: a row's numbers are the same."""
         count = batch.num_decodes
         tokens = batch.segment_first[:count]
-        singles = single_queries(tokens, batch.positions[:count], tokens)
+        singles = single_queries(batch, tokens, tokens)
         wanted, parts = PIECES_A_THREAD * self._threads, 1
         if self._threads > 1 and 0 < count < wanted:
             singles = split_queries(singles)

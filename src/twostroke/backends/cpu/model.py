@@ -75,7 +75,17 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> K
         has_sinks=attention.has_sinks,
         recurrent=recurrent_shape(spec),
         num_experts=num_experts,
+        both_ways=not attention.is_causal,
+        plain_activation=plain_activation(spec),
     )
+
+
+def plain_activation(spec: ModelSpec) -> str | None:
+    """Of an encoder; None: it is none."""
+    mlp = spec.layers[0].dense
+    if spec.places is None or mlp is None:
+        return None
+    return "gelu" if mlp.is_exact else mlp.activation
 
 
 def _with_experts(spec: ModelSpec) -> LayerSpec:
@@ -198,8 +208,8 @@ class CpuModel:
 
     def states(self, batch: Batch) -> Floats:
         """After the last norm, of the rows that are wanted  # [len(batch.logit_rows), hidden]"""
-        last = self.run(batch).last_hidden[: len(batch.logit_rows)]
-        return rms_norm(last, self.weights.final_norm[: self.spec.hidden_size], self.spec.norm_eps)
+        last, norm = self.run(batch).last_hidden[: len(batch.logit_rows)], self.weights.final_norm
+        return rms_norm(last, norm[: self.spec.hidden_size], self.spec.norm_eps) if len(norm) else last
 
     def why_not_finite(self) -> str:
         """Weights that were kept are suspected first: packing them anew takes a moment, and heals them. Files are named
@@ -216,7 +226,7 @@ class CpuModel:
     def run(self, batch: Batch, times: npt.NDArray[np.int64] | None = None) -> Program:
         """The program that computed the batch; what it found lies in its buffers until the next step."""
         program = self.program_for(batch)
-        program.hidden[: batch.num_tokens] = self._embed(batch.token_ids)
+        program.hidden[: batch.num_tokens] = self._inputs(batch)
         self._run_entries(batch, program.entries, times, program)
         return program
 
@@ -260,6 +270,10 @@ class CpuModel:
             if stop.adds:
                 stop.rows.hidden[:count] += found
         pool.run(program.segments[-1], step, threads=threads)
+
+    def _inputs(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Of the first layer  # [num_tokens, hidden]"""
+        return self._embed(batch.token_ids)
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """[num_tokens, hidden]"""

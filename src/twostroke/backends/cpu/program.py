@@ -93,15 +93,16 @@ class Program:
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
         self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].present_mlp)
         rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(attending(spec))
-        widest = max(_widest_output(layer) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
         self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width if weights.head else 0)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
-        self._projected = float_zeros(rows, widest)
+        self._projected = float_zeros(rows, max(layer.attention_in.width for layer in weights.layers))
+        # Another: were its rows of another width there, those of one thread would lie over another's.
+        self._inner = float_zeros(rows, max(_widest_inner(layer) for layer in weights.layers))
         self._joins = joins
         self.block_output = float_zeros(rows if spec.layers[0].sandwich_norms or joins else 0, spec.hidden_size)
-        """What attention or an MLP found, where it is not added to the residual at once."""
+        """What blocks found, where it is not added to the residual at once."""
         self._attended = float_zeros(rows, self._query_width)
         copies = threads if own_copies else 1
         self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
@@ -292,7 +293,7 @@ class Program:
         if mlp_in.is_one_matrix:
             self._add_gated_projection(mlp_in, mlp_out, gated)
         else:
-            self._add_projection(mlp_in, self._normed, self._projected)
+            self._add_projection(mlp_in, self._normed, self._inner)
             self._add_activation(mlp_in, mlp_out, gated)
 
     def _add_gated_projection(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
@@ -313,7 +314,7 @@ class Program:
 
     def _add_activation(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
         activation: dict[IntEnum, int] = {
-            ActivationField.INPUT: address_of(self._projected),
+            ActivationField.INPUT: address_of(self._inner),
             ActivationField.STRIDE: mlp_in.width,
             ActivationField.UP_OFFSET: mlp_in.columns[1],
             ActivationField.WIDTH: gated.floats.shape[1],
@@ -409,8 +410,7 @@ class Program:
             self.breaks.append(Break(len(self.tape.names), self._rows, adds=norm is None))
         if norm is None:
             return
-        fields = self._norm_fields(self.block_output, norm)
-        fields |= {NormField.ADD_TO: address_of(self._rows.hidden)}
+        fields = self._norm_fields(self.block_output, norm) | {NormField.ADD_TO: address_of(self._rows.hidden)}
         self.tape.add("norm_add", fields, wait=self._wait_for_rows())
 
 
@@ -419,10 +419,9 @@ def group_field(group: int) -> int:
     return int(StepField.KV_GROUPS) + len(KVGroupField) * group
 
 
-def _widest_output(layer: LayerWeights) -> int:
-    """Of what projections leave side by side for another operation."""
-    shared = 0 if layer.shared is None else layer.shared.mlp_in.width
-    return max(layer.attention_in.width, layer.mlp_in.width, shared)
+def _widest_inner(layer: LayerWeights) -> int:
+    """Of what an MLP's gate and up leave side by side."""
+    return max(layer.mlp_in.width, 0 if layer.shared is None else layer.shared.mlp_in.width)
 
 
 def _forms_read(projection: Projection) -> dict[str, bool]:

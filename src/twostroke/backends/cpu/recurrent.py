@@ -116,9 +116,9 @@ class RecurrentOperations:
         if isinstance(mixer, ShortConvolution):
             return None
         if isinstance(mixer, GatedDeltaNet):
-            name, part = "gated_norm", mixer.value_dim
+            name, part, eps = "gated_norm", mixer.value_dim, self._norm_eps
         else:
-            name, part = "norm_gated", mixer.width // mixer.norm_groups
+            name, part, eps = "norm_gated", mixer.width // mixer.norm_groups, mixer.norm_eps or self._norm_eps
         fields: Fields = {
             GatedNormField.INPUT: address_of(self.output),
             GatedNormField.WIDTH: self.width,
@@ -126,7 +126,7 @@ class RecurrentOperations:
             GatedNormField.GATE: projected.at("z"),
             GatedNormField.GATE_STRIDE: projected.stride,
             GatedNormField.WEIGHT: address_of(vectors.norm),
-            GatedNormField.EPSILON: float_bits(self._norm_eps),
+            GatedNormField.EPSILON: float_bits(eps),
             GatedNormField.ROWS: rows,
         }
         return name, fields

@@ -114,6 +114,10 @@ class KernelShape:
     has_sinks: bool = False
     """Each head has a score of nothing, beside those of the keys."""
     recurrent: RecurrentShape | None = None
+    both_ways: bool = False
+    """Tokens see those behind them, too."""
+    plain_activation: str | None = None
+    """Of an encoder, whose MLP has no gate; None: it is none."""
     num_experts: int = 0
     """0: its MLPs are dense."""
     own_value_dim: int | None = None
@@ -150,8 +154,8 @@ class KernelShape:
         """What code that attends is specialised for."""
         cap = "capped" if self.soft_capped else "plain"
         sizes = f"{self.head_dim}x{self.queries_per_kv_head}x{self.block_size}"
-        key = f"{sizes}-{self.kv_kind.value}-{cap}" + ("-sinks" if self.has_sinks else "")
-        own = self.latent
+        further = ("-sinks" if self.has_sinks else "") + ("-both-ways" if self.both_ways else "")
+        key, own = f"{sizes}-{self.kv_kind.value}-{cap}{further}", self.latent
         if own is None:
             return key
         return f"{key}-latent-{own.rank}x{own.plain_dim}x{own.rotated_dim}x{own.value_dim}"

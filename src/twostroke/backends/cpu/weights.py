@@ -86,6 +86,8 @@ class LayerWeights:
     k_norm: Floats | None
     post_attention_norm: Floats | None
     post_mlp_norm: Floats | None
+    attention_norm_bias: Floats | None = None
+    mlp_norm_bias: Floats | None = None
     sinks: Floats | None = None
     """Of each head, in units of ln 2."""
     experts: LayerExperts | None = None
@@ -102,6 +104,7 @@ class Weights:
     embedding: WeightTensor
     layers: tuple[LayerWeights, ...]
     final_norm: Floats
+    """Empty: there is none."""
     head: Projection | None
     """None: it scores no tokens."""
     notes: tuple[str, ...]
@@ -181,7 +184,7 @@ class _Layout:
         head = None
         if self._spec.has_output:
             head = self._projection(["embedding" if self._spec.tied_embeddings else "output"])
-        final_norm = self._vector("final_norm")
+        final_norm = self._vector("final_norm") if self._spec.has_final_norm else float_zeros(0)
         assert final_norm is not None
         notes = tuple(f"{count} tensors {change}" for change, count in sorted(self._changed.items()))
         join = self._projection(["fc"]) if "fc" in self._tensors else None
@@ -218,8 +221,10 @@ class _Layout:
             gate = [name("q_gate")] if name("q_gate") in self._tensors else []
             attention_in = self._projection([name("q"), name("k"), name("v"), *gate])
         attention_out = self._projection([name("o")])
+        dense = self._spec.layers[index].dense
+        inner = ["up"] if dense is not None and not dense.is_gated else ["gate", "up"]
         pairs = [
-            (self._projection([name(f"{own}gate"), name(f"{own}up")]), self._projection([name(f"{own}down")]))
+            (self._projection([name(f"{own}{part}") for part in inner]), self._projection([name(f"{own}down")]))
             for own in mlps
         ]
         shared = None if moe is None or moe.shared is None else self._shared_expert(index)
@@ -234,6 +239,8 @@ class _Layout:
             k_norm=self._vector(name("k_norm")),
             post_attention_norm=self._vector(name("post_attention_norm")),
             post_mlp_norm=self._vector(name("post_mlp_norm")),
+            attention_norm_bias=self._vector(name("attention_norm_bias")),
+            mlp_norm_bias=self._vector(name("mlp_norm_bias")),
             sinks=self._sinks(name("sinks")),
             experts=None if moe is None else self._experts(index, pairs),
             shared=shared,

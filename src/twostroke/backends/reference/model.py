@@ -83,7 +83,7 @@ def logits(spec: ModelSpec, weights: Weights, last: Array) -> Array:
     are computed only of the rows that are wanted  # [rows, vocab]"""
     assert weights.output is not None
     normed = rms_norm(last, weights.final_norm, spec.norm_eps)
-    return soft_cap(linear(normed, weights.output) * np.float32(spec.logits_scale), spec.logits_softcap)
+    return soft_cap(linear(normed, weights.output), spec.logits_softcap)
 
 
 def _rotations(spec: ModelSpec, batch: Batch, max_context: int) -> dict[RopeSpec, tuple[Array, Array]]:
@@ -120,7 +120,7 @@ def _attention_block(
         output = grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
     if join is not None:
         join(output)
-    return _maybe_normed(output, weights.post_attention_norm, spec.norm_eps) * np.float32(spec.residual_scale)
+    return _maybe_normed(output, weights.post_attention_norm, spec.norm_eps)
 
 
 def grouped_attention(
@@ -226,7 +226,7 @@ def _mlp_block(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden:
         output = gated_mlp(layer.mlp, weights.mlp, normed)
     if join is not None:
         join(output)
-    return _maybe_normed(output, weights.post_mlp_norm, spec.norm_eps) * np.float32(spec.residual_scale)
+    return _maybe_normed(output, weights.post_mlp_norm, spec.norm_eps)
 
 
 def _maybe_normed(x: Array, norm: Array | None, eps: float) -> Array:

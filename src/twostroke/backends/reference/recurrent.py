@@ -150,7 +150,7 @@ def _mamba2(mixer: Mamba2, weights: MambaWeights, normed: Array, eps: float, wal
 
     found = walk(decode, prefill).reshape(len(normed), -1) * silu(linear(normed, weights.z))
     by_group = found.reshape(len(normed), mixer.norm_groups, -1)
-    normed_groups = rms_norm(by_group, weights.gated_norm.reshape(mixer.norm_groups, -1), eps)
+    normed_groups = rms_norm(by_group, weights.gated_norm.reshape(mixer.norm_groups, -1), mixer.norm_eps or eps)
     return linear(normed_groups.reshape(len(normed), -1), weights.o)
 
 

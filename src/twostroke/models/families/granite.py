@@ -12,7 +12,7 @@ from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Adjustme
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec
 
-_GGUF_KEYS = {
+GGUF_KEYS = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
@@ -20,8 +20,9 @@ _GGUF_KEYS = {
 }
 
 
-def _scaled(spec: ModelSpec, fields: Fields) -> ModelSpec:
-    embedding, residual, attention, logits = (fields.number(name, 1e-6, 1e6, 1.0) for name in _GGUF_KEYS)
+def scaled(spec: ModelSpec, fields: Fields) -> ModelSpec:
+    """`fields`: with the names that folders have."""
+    embedding, residual, attention, logits = (fields.number(name, 1e-6, 1e6, 1.0) for name in GGUF_KEYS)
     return replace(
         decoder.with_attention(spec, own_scale=attention),
         embedding_scale=embedding / residual,
@@ -31,12 +32,12 @@ def _scaled(spec: ModelSpec, fields: Fields) -> ModelSpec:
 
 
 def _from_config(config: Fields) -> ModelSpec:
-    return _scaled(decoder.spec_from_config(config, "granite"), config)
+    return scaled(decoder.spec_from_config(config, "granite"), config)
 
 
 def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
-    spec = decoder.spec_from_gguf(fields, tensors, "granite", handled=tuple(_GGUF_KEYS.values()))
-    return _scaled(spec, replace(fields, names=_GGUF_KEYS))
+    spec = decoder.spec_from_gguf(fields, tensors, "granite", handled=tuple(GGUF_KEYS.values()))
+    return scaled(spec, replace(fields, names=GGUF_KEYS))
 
 
 _HF_NAMES = replace(HF_NAMES, adjust={"final_norm": Adjustment.FINAL_NORM_SCALE})

@@ -1,12 +1,12 @@
 """Granite 4, hybrid and dense: Mamba-2 in most layers, attention that knows no positions in the others, an MLP that
-every token meets beside experts or in their place, and a multiplier for whatever joins the residual stream."""
+every token meets beside experts or in their place, and the multipliers of Granite 3 (`granite.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from twostroke.models.families import decoder, experts, hybrid
+from twostroke.models.families import decoder, experts, granite, hybrid
 from twostroke.models.families.declaration import GGUF_NAMES, HF_LAYER, HF_NAMES, Adjustment, Family, StoredTensor
 from twostroke.models.families.fields import Fields
 from twostroke.models.rope_spec import NO_ROPE
@@ -22,13 +22,8 @@ def _from_config(config: Fields) -> ModelSpec:
     shared = DenseMlp(config.integer("shared_intermediate_size", 1, experts.MAX_INTERMEDIATE, 1024))
     if spec.moe is None:
         spec = decoder.with_mlps(spec, [shared] * spec.num_layers)
-    spec = _with_scales(
-        experts.with_experts(spec, shared=shared),
-        embedding=config.number("embedding_multiplier", 1e-6, 1e6, 1.0),
-        attention=config.number("attention_multiplier", 1e-6, 1e6, 1.0),
-        residual=config.number("residual_multiplier", 1e-6, 1e6, 1.0),
-        logits=config.number("logits_scaling", 1e-6, 1e6, 1.0),
-    )
+    own_eps = spec.norm_eps
+    spec = granite.scaled(experts.with_experts(spec, shared=shared), config)
     if config.get("position_embedding_type") != "rope":
         spec = decoder.with_attention(spec, rope=NO_ROPE)
     name = config.present("layer_types", "layers_block_type")
@@ -36,7 +31,8 @@ def _from_config(config: Fields) -> ModelSpec:
         keeps_state = (True,) * spec.num_layers
     else:
         keeps_state = hybrid.kept_states(config, name, _KINDS, spec.num_layers)
-    return hybrid.with_states(spec, _mamba(config, spec.hidden_size), keeps_state)
+    mixer = replace(_mamba(config, spec.hidden_size), norm_eps=own_eps)
+    return hybrid.with_states(spec, mixer, keeps_state)
 
 
 def _mamba(config: Fields, hidden_size: int) -> Mamba2:
@@ -60,29 +56,22 @@ def _mamba(config: Fields, hidden_size: int) -> Mamba2:
     )
 
 
-def _with_scales(spec: ModelSpec, *, embedding: float, attention: float, residual: float, logits: float) -> ModelSpec:
-    """`logits`: what they are divided by."""
-    spec = decoder.with_attention(spec, own_scale=attention)
-    return replace(spec, embedding_scale=embedding, residual_scale=residual, logits_scale=1 / logits)
-
-
-_SCALES = ("embedding_scale", "attention.scale", "residual_scale", "logit_scale")
-
-
 def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     num_layers = fields.integer("block_count", 1, decoder.MAX_LAYERS)
     fields, keeps_state = hybrid.states_of_gguf(fields, num_layers)
-    spec = decoder.spec_from_gguf(fields, tensors, "granitemoehybrid", handled=(*_SCALES, "expert_count"))
+    handled = (*granite.GGUF_KEYS.values(), "expert_count")
+    spec = decoder.spec_from_gguf(fields, tensors, "granitemoehybrid", handled=handled)
+    own_eps = spec.norm_eps
     if experts.has_experts(fields):
         spec = decoder.with_gguf_experts(spec, fields, tensors, handled=("expert_shared_feed_forward_length",))
     elif (up := tensors.get("blk.0.ffn_up.weight")) is not None:  # its width is not always what a key says
         spec = decoder.with_mlps(spec, [DenseMlp(up.shape[0])] * num_layers)
-    embedding, attention, residual, logits = (fields.number(name, 1e-6, 1e6, 1.0) for name in _SCALES)
-    spec = _with_scales(spec, embedding=embedding, attention=attention, residual=residual, logits=logits)
+    spec = granite.scaled(spec, replace(fields, names=granite.GGUF_KEYS))
     if not fields.flag("rope.scaling.finetuned", default=True):  # llama.cpp's switch for this architecture's rotation
         spec = decoder.with_attention(spec, rope=NO_ROPE)
     fields.refuse_unless({"ssm.group_count": (1,)})  # with more, llama.cpp norms by groups, and Granite does not
-    return hybrid.with_states(spec, hybrid.mamba_from_gguf(fields, tensors), keeps_state)
+    mixer = replace(hybrid.mamba_from_gguf(fields, tensors), norm_eps=own_eps)
+    return hybrid.with_states(spec, mixer, keeps_state)
 
 
 _STACKS = {"input_linear.weight": ("gate", "up"), "output_linear.weight": ("down",)}
@@ -96,11 +85,11 @@ _HF_NAMES = replace(
     },
     otherwise={f"shared_mlp.{stored}": names for stored, names in _STACKS.items()},
     stacked_experts={f"block_sparse_moe.{stored}": names for stored, names in _STACKS.items()},
-    adjust={"decay": Adjustment.MINUS_EXPONENTIAL},
+    adjust={"decay": Adjustment.MINUS_EXPONENTIAL, "final_norm": Adjustment.FINAL_NORM_SCALE},
 )
 _GGUF_NAMES = replace(
     hybrid.with_gguf_mamba(experts.with_gguf_experts(GGUF_NAMES)),
-    adjust=dict.fromkeys(("q", "k"), Adjustment.HALVES_FROM_PAIRS),
+    adjust={**dict.fromkeys(("q", "k"), Adjustment.HALVES_FROM_PAIRS), "final_norm": Adjustment.FINAL_NORM_SCALE},
 )
 FAMILY = Family(
     "granitemoehybrid",
@@ -110,5 +99,5 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.MAMBA_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )

@@ -23,6 +23,7 @@ from twostroke.backends.cpu.kernels.span import (
     first_run,
     lane_of,
     merge_vector,
+    reach,
 )
 from twostroke.backends.cpu.shape import SPAN, AttentionScratch, KernelShape
 
@@ -112,6 +113,7 @@ _PIECE_PARAMETERS = (
     ("table", POINTER),
     ("position", I64),
     ("window", I64),
+    ("last", I64),
     ("scale", F32),
     ("cap", F32),
     ("output", POINTER),
@@ -138,6 +140,7 @@ def _piece_arguments(op: Operation, shape: KernelShape, block: Block, head_group
         e.at(op.step_address(e.add(group, int(KVGroupField.TABLES))), e.mul(segment, table_stride), I32),
         block[QueryBlockField.POSITION],
         op.integer(AttentionField.WINDOW),
+        block[QueryBlockField.LAST],
         op.float(AttentionField.SCALE),
         op.float(AttentionField.CAP),
         e.at(op.address(AttentionField.OUTPUT), e.add(e.mul(token, output_stride), first_dim), F32),
@@ -167,7 +170,8 @@ class Piece:
             self._bind(values)
             count = self._count
             running, state = self._running_in(self._scratch)
-            last_position = e.add(self._position, e.sub(count, 1))
+            farthest = e.add(self._position, e.sub(count, 1))
+            last_position = reach(e, self._shape, farthest, self._window, self._segment_last)
             self._prepare()
             self._start(running, state, count)
             first_span = e.div(first_run(e, self._position, self._window), RUNS_A_SPAN)
@@ -225,7 +229,8 @@ class Piece:
     def _bind(self, values: list[Value]) -> None:
         e = self._e
         (self._query, self._query_stride, self._count, *self._paging, self._position, self._window) = values[:8]
-        (scale, self._cap, self._output, self._output_stride, self._scratch, self._sinks) = values[8:]
+        (self._segment_last, scale, self._cap, self._output, self._output_stride) = values[8:13]
+        (self._scratch, self._sinks) = values[13:]
         self._pages = Pages(e, self._shape, *self._paging)
         self._factor = e.splat(scale if self._shape.soft_capped else e.build.fmul(scale, F32(LOG2_E)))
 
@@ -268,6 +273,7 @@ class Piece:
             *self._paging,
             e.add(self._position, query),
             self._window,
+            self._segment_last,
             self._cap,
             span,
             e.at(running, e.mul(query, self._result_floats), F32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from twostroke.backends.cpu.isa import InstructionSet
-from twostroke.backends.cpu.kernels.activation import emit_gated_activation, emit_soft_cap
+from twostroke.backends.cpu.kernels.activation import emit_gated_activation, emit_plain_activation, emit_soft_cap
 from twostroke.backends.cpu.kernels.attention import emit_attention
 from twostroke.backends.cpu.kernels.emitter import Emitter
 from twostroke.backends.cpu.kernels.highest import emit_highest
@@ -14,7 +14,7 @@ from twostroke.backends.cpu.kernels.latent_prefill import emit_latent_prefill
 from twostroke.backends.cpu.kernels.latent_products import emit_latent_products
 from twostroke.backends.cpu.kernels.latent_store import emit_latent_store
 from twostroke.backends.cpu.kernels.matmul import emit_gated_matmul, emit_join, emit_matmul
-from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_prepare
+from twostroke.backends.cpu.kernels.norms import emit_layer_norm, emit_norm, emit_norm_add, emit_prepare
 from twostroke.backends.cpu.kernels.recurrent import emit_convolution, emit_recurrence
 from twostroke.backends.cpu.kernels.recurrent_rows import emit_decays, emit_gated_norm, emit_prepare_gated
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
@@ -64,6 +64,13 @@ def rows_text(activation: str, isa: InstructionSet) -> str:
 def routing_text(isa: InstructionSet) -> str:
     emitter = _emitter(isa)
     emit_routing(emitter)
+    return str(emitter.module)
+
+
+def encoder_text(activation: str, isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
+    emit_layer_norm(emitter)
+    emit_plain_activation(emitter, activation)
     return str(emitter.module)
 
 

@@ -155,7 +155,7 @@ class _LatentPiece(Piece):
         query, store, table, position, scale, output, scratch, self._first, self._last = values
         queries = [query, e.integer(self._heads * shape.head_dim), e.integer(0)]
         outputs = [output, e.integer(self._result_floats), scratch, POINTER(None)]
-        pages = [store, e.integer(shape.block_bytes), table, position, e.integer(ALL_KEYS)]
+        pages = [store, e.integer(shape.block_bytes), table, position, e.integer(ALL_KEYS), e.integer(0)]
         self._bind([*queries, *pages, scale, F32(1.0), *outputs])
         self._made = scratch
         self._prepare_groups()

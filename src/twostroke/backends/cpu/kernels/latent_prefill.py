@@ -111,7 +111,7 @@ class _ExpandedPiece(Piece):
         e = self._e
         with e.function("attend_tile", _PARAMETERS) as values:
             query, stride, count, store, table, position, scale, key_b, value_b, output, output_stride, scratch = values
-            pages = [scratch, e.integer(0), table, position, e.integer(ALL_KEYS)]
+            pages = [scratch, e.integer(0), table, position, e.integer(ALL_KEYS), e.integer(0)]
             self._bind([query, stride, count, *pages, scale, F32(1.0), output, output_stride, scratch, POINTER(None)])
             self._made = e.at(scratch, self._room.values)
             running, state = self._running_in(scratch)

@@ -69,6 +69,26 @@ def emit_norm_add(e: Emitter) -> None:
                 e.store_floats(e.build.fadd(e.load_floats(target, place), product), target, place)
 
 
+def emit_layer_norm(e: Emitter) -> None:
+    """input[row] = (input[row] - mean) / spread * weight + bias, in place: an encoder's, behind each block."""
+    with operation(e, "layer_norm") as op:
+        width, weight, bias = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT), op.address(NormField.BIAS)
+        first, last = op.own_rows(op.step_integer(op.integer(NormField.ROWS)))
+        with e.loop(first, last) as row:
+            values = e.at(op.address(NormField.INPUT), e.mul(row, width), F32)
+            total = e.variable(F32X16, e.floats(0.0))
+            with e.loop(0, width, 16) as place:
+                total.value = e.build.fadd(total.value, e.load_floats(values, place))
+            mean = e.splat(e.build.fdiv(e.reduce_sum(total.value), e.build.sitofp(width, F32)))
+            with e.loop(0, width, 16) as place:
+                e.store_floats(e.build.fsub(e.load_floats(values, place), mean), values, place)
+            inverse = inverse_rms(e, values, width, op.float(NormField.EPSILON))
+            with e.loop(0, width, 16) as place:
+                normed = e.build.fmul(e.load_floats(values, place), inverse)
+                scaled = e.multiply_add(normed, e.load_floats(weight, place), e.load_floats(bias, place))
+                e.store_floats(scaled, values, place)
+
+
 def emit_prepare(e: Emitter) -> None:
     """operand[row] = input[row], as it is; the rows are all, or those whose logits are wanted."""
     with operation(e, "prepare") as op:

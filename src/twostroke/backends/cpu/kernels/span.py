@@ -46,6 +46,14 @@ def first_run(e: Emitter, position: Value, window: Value) -> Value:
     return e.div(e.larger(e.add(e.sub(position, window), 1), 0), RUN)
 
 
+def reach(e: Emitter, shape: KernelShape, position: Value, window: Value, last: Value) -> Value:
+    """The last key that a query at this position reads: its own, or where tokens see each other both ways one as far
+    ahead as its window, up to the segment's `last`."""
+    if not shape.both_ways:
+        return position
+    return e.smaller(e.add(position, e.sub(window, 1)), last)
+
+
 class Pages:
     """Where runs of keys lie: a block table over the store of one KV head."""
 
@@ -140,6 +148,7 @@ _PARAMETERS = (
     ("table", POINTER),
     ("position", I64),
     ("window", I64),
+    ("last", I64),
     ("cap", F32),
     ("span", I64),
     ("running", POINTER),
@@ -179,17 +188,20 @@ class Accumulate:
 
     def _bind(self, values: list[Value]) -> None:
         e, shape = self._e, self._shape
-        (queries, store, block_stride, table, self._position, self._window, cap, span) = values[:8]
-        (self._running, maxima, sums, scratch, self._turn, made) = values[8:]
+        (queries, store, block_stride, table, self._position, self._window, self._segment_last, cap) = values[:8]
+        (span, self._running, maxima, sums, scratch, self._turn, made) = values[8:]
         self._cap, self._state = e.splat(cap), State(e, maxima, sums)
         self._pages = self._reading(e, shape, store, block_stride, table, made)
         row_bytes = self._code.query_row_bytes
         self._query_rows = [e.at(queries, row * row_bytes) for row in range(len(self._rows))]
         self._first = e.mul(span, RUNS_A_SPAN)
         self._start = e.larger(self._first, first_run(e, self._position, self._window))
-        after = e.add(e.div(e.add(self._position, self._queries - 1), RUN), 1)
+        after = e.add(e.div(self._reach(self._queries - 1), RUN), 1)
         self._stop, self._last = e.smaller(e.add(self._first, RUNS_A_SPAN), after), e.sub(after, 1)
         self._scores, self._weights = scratch, e.at(scratch, shape.span_bytes(e.isa.accumulators))
+
+    def _reach(self, query: int) -> Value:
+        return reach(self._e, self._shape, self._e.add(self._position, query), self._window, self._segment_last)
 
     def _in_lanes(self, values: list[Value]) -> Value:
         """One float a row, as a vector."""
@@ -306,15 +318,15 @@ class Accumulate:
         """Whether every query reads all keys of these runs."""
         e = self._e
         first_key = e.mul(run, RUN)
-        last = e.build.icmp_signed("<", e.add(first_key, RUN * count - 1), e.add(self._position, 1))
+        last = e.build.icmp_signed("<", e.add(first_key, RUN * count - 1), e.add(self._reach(0), 1))
         behind = e.sub(e.add(self._position, self._queries - 1), self._window)
         return e.build.and_(last, e.build.icmp_signed(">", first_key, behind))
 
     def _visible(self, run: Value, query: int) -> Value:
-        """Which of the run's 16 positions this query reads: not after it, not behind its window."""
+        """Which of the run's 16 positions this query reads: not beyond its reach, not behind its window."""
         e = self._e
         position = e.add(self._position, query)
-        ahead = e.splat(e.build.trunc(e.sub(position, e.mul(run, RUN)), I32))  # position minus the run's first
+        ahead = e.splat(e.build.trunc(e.sub(self._reach(query), e.mul(run, RUN)), I32))  # less the run's first
         lane = e.ints(range(LANES))
         behind = e.splat(e.build.trunc(e.sub(e.sub(position, self._window), e.mul(run, RUN)), I32))
         return e.build.and_(e.build.icmp_signed("<=", lane, ahead), e.build.icmp_signed(">", lane, behind))
