@@ -295,7 +295,7 @@ _DELTA_NET: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    "linear_value_head_dim": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
 }
 _SHARED_EXPERT = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
@@ -334,7 +334,7 @@ def _qwen3_5_vision() -> PreTrainedModel:
 _MAMBA: dict[str, Any] = {
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
-    "mamba_d_state": 12,
+    "mamba_d_state": 32,
     "mamba_n_groups": 2,
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.4,
@@ -353,7 +353,7 @@ def _granite_hybrid(**settings: Any) -> PreTrainedModel:
 def _nemotron_h(**settings: Any) -> PreTrainedModel:
     kinds = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention", "moe"]
     own = {"layers_block_type": kinds, "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2}
-    own |= {"ssm_state_size": 12, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    own |= {"ssm_state_size": 32, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
     # Steps short enough for some to be lengthened.
     own |= {"moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 1.5, "time_step_min": 0.3}
     return transformers.NemotronHForCausalLM(transformers.NemotronHConfig(**{**_SIZES, **own, **settings}))
@@ -491,7 +491,8 @@ def dense_variants() -> list[str]:
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: all of one size, dense or with experts."""
     others = ["qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3"]
-    return [*uniform_variants(), *others, *latent_variants()]
+    hybrids = [variant for variant in _BUILDERS if variant.startswith(("lfm2", "qwen3_next", "qwen3_5"))]
+    return [*uniform_variants(), *others, *latent_variants(), *hybrids]
 
 
 def latent_variants() -> list[str]:

@@ -114,7 +114,7 @@ _LFM2_MOE: dict[str, Any] = {
     "moe_intermediate_size": 1792,
     "layer_types": ["full_attention" if index in (2, 6, 10, 14, 18, 21) else "conv" for index in range(24)],
 }
-_QWEN3_NEXT = {
+_QWEN3_NEXT: dict[str, Any] = {
     "head_dim": 256,
     "full_attention_interval": 4,
     "linear_num_key_heads": 16,
@@ -125,7 +125,7 @@ _QWEN3_NEXT = {
     "shared_expert_intermediate_size": 512,
     "max_position_embeddings": 262_144,
 }
-_GRANITE_4_TINY = {
+_GRANITE_4_TINY: dict[str, Any] = {
     "layer_types": ["attention" if index in (5, 15, 25, 35) else "mamba" for index in range(40)],
     "mamba_n_heads": 48,
     "mamba_d_head": 64,
@@ -136,7 +136,7 @@ _GRANITE_4_TINY = {
     "position_embedding_type": "nope",
     "max_position_embeddings": 131_072,
 }
-_NEMOTRON_3_NANO = {
+_NEMOTRON_3_NANO: dict[str, Any] = {
     "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
     "head_dim": 128,
     "mamba_num_heads": 64,

@@ -103,7 +103,12 @@ def test_norms_over_all_heads_are_refused(variant: str, folders: dict[str, Check
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in cpu_variants()]
+    "variant",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+        for name in cpu_variants()
+        if name in sharded_variants()
+    ],
 )
 def test_two_ranks_on_the_cpu(variant: str, folders: dict[str, Checkpoint]) -> None:
     assert_alike(CPU, folders[variant], (2,), KV_TOLERANCES["f16"], FormatWish(kv="f16"))
