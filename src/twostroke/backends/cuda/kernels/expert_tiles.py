@@ -97,9 +97,13 @@ class MxFewExperts(FewExperts):
     name, form = "mxfp4_few_experts", MXFP4.name
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> FewTile | str:
-        if not settings and 2 * rows > product.experts:
+        if not settings and rows > self.last_rows(product):
             return "its tokens share no weights"
         return super().tile(product, rows, card, settings)
+
+    def last_rows(self, product: Product) -> int:
+        """That it takes by its rule."""
+        return product.experts // 2
 
 
 RULE: Final = {

@@ -76,7 +76,8 @@ CUBLAS, GROUPED_EXPERTS = CublasProducts(), GroupedExperts()
 FEW_LOW_BIT = (PackedProducts(FP8, FLOAT8_BY_RULE), *(PackedProducts(code) for code in (*FOUR_BITS, *GROUPED_CODES)))
 UNPACKED = tuple(UnpackedProducts(code) for code in (*LOW_BIT_CODES, *GROUPED_CODES))
 LOW_BIT: tuple[Kernel, ...] = (*FEW_LOW_BIT, ScaledProducts(), *UNPACKED)
-MX_EXPERTS: tuple[Kernel, ...] = (MxFewExperts(), MxGroupedExperts())
+MX_FEW_EXPERTS = MxFewExperts()
+MX_EXPERTS: tuple[Kernel, ...] = (MX_FEW_EXPERTS, MxGroupedExperts())
 ANYWHERE: tuple[Kernel, ...] = (*LOW_BIT, CUBLAS, GROUPED_EXPERTS, *MX_EXPERTS)
 """What computes a product, of weights in its form, that no table has a line for: the first that takes it, by a rule of
 its own. The last of each form takes it on any card."""
