@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cuda.kernels.packed_format import FP8
+from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, HeadNeeds, uncomputed
@@ -118,15 +118,13 @@ class CudaFactory:
             return None
         if wish.weights != STORED:
             return "--quantise none holds them in the few bits that they are stored in"
-        if checkpoint.spec.moe is not None:
-            return "it has no experts in few bits: they are brought to 16"
         if _has_latents(checkpoint.spec):
             return "latent attention is computed by 16-bit matrices: they are brought to 16"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
         held = held_of(checkpoint, formats)
-        if not held.codes:
+        if not held.codes or (checkpoint.spec.moe is not None and MXFP4 not in held.codes.values()):
             return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
         is_float8 = set(held.codes.values()) == {FP8} and not held.declined and not _lacks_float8()
         why = "prompts are multiplied in float8, few rows in bf16" if is_float8 else "multiplied in bf16"
@@ -227,7 +225,7 @@ class CudaFactory:
         from twostroke.backends.cuda.backend import DTYPES
         from twostroke.backends.cuda.tuning import tune_forms
 
-        codes = tuple(dict.fromkeys(held_of(checkpoint, formats).codes.values()))
+        codes = tuple(held_of(checkpoint, formats).dense_codes)  # experts in few bits go by a rule
         return tune_forms(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress, codes)
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
