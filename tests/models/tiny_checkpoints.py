@@ -491,9 +491,7 @@ def dense_variants() -> list[str]:
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: all of one size, dense or with experts."""
     others = ["qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3"]
-    hybrids = [
-        variant for variant in _BUILDERS if variant.startswith(("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid"))
-    ]
+    hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
     return [*uniform_variants(), *others, *latent_variants(), *hybrids]
 
 
