@@ -33,7 +33,7 @@ from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
 
-HYBRIDS = (("lfm2_moe", "reference"), ("qwen3_next", "reference"), ("nemotron_h", "reference"), ("lfm2", "cpu"))
+HYBRIDS = (("lfm2_moe", "reference"), ("qwen3_next", "reference"), ("nemotron_h", "reference"), ("qwen3_5", "cpu"))
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
