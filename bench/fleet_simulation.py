@@ -1,5 +1,5 @@
-"""Up to a thousand replicas in two pools, simulated: routing by prefix, replicas that fail, a surge that the policy scales
-for. `python -m bench.fleet_simulation` prints what came of it and how long it took, writes
+"""Up to a thousand replicas in two pools, simulated: routing by prefix, replicas that fail, a surge that the policy
+scales for. `python -m bench.fleet_simulation` prints what came of it and how long it took, writes
 bench/results/fleet-thousand.json and draws docs/plots/fleet-replicas.svg and docs/plots/fleet-ttft.svg. The scheduler
 of every replica is the real one."""
 
