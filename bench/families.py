@@ -23,7 +23,7 @@ from tests.backends.reference.test_against_transformers import (
     reference_logits,
     tokens,
 )
-from tests.models.tiny_checkpoints import cpu_variants, make_tiny, transformers_logits, uniform_variants, variants
+from tests.models.tiny_checkpoints import cpu_variants, cuda_variants, make_tiny, transformers_logits, variants
 from tests.models.tiny_gguf import write_gguf
 
 from twostroke.models.loading import load_checkpoint
@@ -53,7 +53,7 @@ def main() -> None:
             family, oracle = load_checkpoint(path).spec.family, type(model).__name__
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
             own, in_file = worst_difference(variant, Path(folder))
-        where = ["reference"] + ["cpu"] * (variant in cpu_variants()) + ["cuda"] * (variant in uniform_variants())
+        where = ["reference"] + ["cpu"] * (variant in cpu_variants()) + ["cuda"] * (variant in cuda_variants())
         stored = "" if in_file is None else f"{in_file:.0e}"
         print(f"| `{variant}` | {family} | `{oracle}` | {own:.0e} | {stored} | {', '.join(where)} |", flush=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.reference.test_against_transformers import GGUF_VARIANTS, TOLERANCE
-from tests.models.tiny_checkpoints import cpu_variants, uniform_variants, variants
+from tests.models.tiny_checkpoints import cpu_variants, cuda_variants, variants
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"\| `(\w+)` \| (\w+) \| `(\w+)` \| (\S+) \| (\S*) ?\| ([\w, ]+) \|")
@@ -30,7 +30,7 @@ def test_every_variant_has_a_row_within_the_bound() -> None:
         assert float(folder) <= TOLERANCE
         assert bool(in_file) == (variant in GGUF_VARIANTS)
         assert float(in_file or 0) <= TOLERANCE
-        expected = ["reference"] + ["cpu"] * (variant in cpu_variants()) + ["cuda"] * (variant in uniform_variants())
+        expected = ["reference"] + ["cpu"] * (variant in cpu_variants()) + ["cuda"] * (variant in cuda_variants())
         assert where.split(", ") == expected
 
 

@@ -14,6 +14,7 @@ from tests.models.tiny_checkpoints import cpu_variants, dense_variants, make_tin
 from bench.tokens_alike import read_prompt
 from twostroke import LLM, SamplingParams
 from twostroke.backends.cpu import FACTORY as CPU
+from twostroke.backends.cuda.supported import unsupported_layers
 from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.errors import BadRequestError, ModelError
@@ -39,6 +40,7 @@ def test_every_family_runs_where_it_is_supported(variant: str, tmp_path: Path) -
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == checkpoint.spec.tensor_shapes()
     supporting = [factory for factory in (CPU, REFERENCE) if factory.supports(checkpoint) is None]
     assert len(supporting) == (2 if variant in cpu_variants() else 1)
+    assert (unsupported_layers(checkpoint.spec) is None) == (variant in cuda_variants())
     found = []
     for factory in supporting:
         layout = layout_for(checkpoint.spec, len(TOKENS), 16)

@@ -488,11 +488,23 @@ def dense_variants() -> list[str]:
     return [variant for variant in uniform_variants() if "moe" not in variant and variant != "mixtral"]
 
 
+def cuda_variants() -> list[str]:
+    """Those that the CUDA backend computes: all of one size, dense or with experts."""
+    return [
+        *uniform_variants(),
+        "qwen3_moe_mixed",
+        "gpt_oss",
+        "qwen2_moe",
+        "glm4_moe",
+        "ministral3",
+        *latent_variants(),
+    ]
+
+
 def cpu_variants() -> list[str]:
-    """Those that the CPU backend computes: all of one size, dense or with experts."""
-    others = ["qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3"]
+    """Those that the CPU backend computes: the same, and most that keep states."""
     hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
-    return [*uniform_variants(), *others, *latent_variants(), *hybrids]
+    return [*cuda_variants(), *hybrids]
 
 
 def latent_variants() -> list[str]:
