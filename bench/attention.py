@@ -29,9 +29,10 @@ from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind, fastest
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of, float_zeros
-from twostroke.backends.cpu.program import NO_WINDOW, Tape
+from twostroke.backends.cpu.program import NO_WINDOW
 from twostroke.backends.cpu.rotation import RotationTable
 from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.backends.host.batch import Batch
@@ -109,8 +110,8 @@ class Bench:
             StepField.NUM_QUERY_BLOCKS: len(blocks),
             StepField.POSITIONS: address_of(positions),
             StepField.QUERY_BLOCKS: address_of(blocks),
-            StepField.SPAN_RESULTS: address_of(self.work.span_results),
-            StepField.SPAN_COUNTS: address_of(self.work.span_counts),
+            StepField.SPAN_RESULTS: address_of(self.work.room.results),
+            StepField.SPAN_COUNTS: address_of(self.work.room.counts),
             group + KVGroupField.SLOTS: address_of(slots),
             group + KVGroupField.TABLES: address_of(self.tables),
             group + KVGroupField.TABLE_STRIDE: self.tables.shape[1],

@@ -8,8 +8,10 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 
 from bench.line_chart import Line, chart
 from bench.readme import RESULTS, ROOT
@@ -29,14 +31,20 @@ from twostroke.planner.trace import Lengths, TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
 
 HOUR_S = 3600.0
-INTERVAL_S, WARM_UP_S = 900.0, 180.0
-"""The oracle has a number of replicas for each interval, and plays some of what came before it to begin warm."""
+INTERVAL_S = 900.0
+WARM_UP_S: dict[Role, float] = {"prefill": 180.0, "decode": 450.0}
+"""The oracle has a number of replicas for each interval, and plays some of what came before it to begin warm: prompts
+are read within a minute or two, an answer is written for about five."""
+STRETCH, FIRST_GUESS = 8, 4
+"""A process has so many intervals at a time, and begins to look from so many replicas: figures do not depend on how
+many processes there are."""
+POOLS: tuple[Role, ...] = ("prefill", "decode")
 KEPT = 0.99
 PLENTY = 40
 """So many replicas of a pool that it never holds the other up."""
 SHAPE = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, (KVGroupShape(32, None, 131_072),))
 CEILINGS = Ceilings(10e9, 0.2e12, "a small CPU machine")
-LEVELS = ServiceLevels((ServiceLevel(DEFAULT_LEVEL, ttft_s=120.0, itl_s=3.6),))
+LEVELS = ServiceLevels((ServiceLevel(DEFAULT_LEVEL, ttft_s=120.0, itl_s=3.0),))
 SPEC = ReplicaSpec(
     StepCost(SHAPE, CEILINGS).seconds,
     SHAPE,
@@ -69,7 +77,7 @@ class Day:
         generator = random.Random(self.seed)
         end_s = self.hours * HOUR_S
         bursts = sorted(generator.uniform(0.0, end_s) for _ in range(self.bursts))
-        prompts, answers = Lengths(200, 800), Lengths(100, 400)
+        prompts, answers = Lengths(200, 800), Lengths(50, 200)
         most, now_s, found = self.burst_factor * self.highest_per_s, 0.0, []
         while (now_s := now_s + generator.expovariate(most)) < end_s:
             if generator.random() * most < self.rate_at(now_s, bursts):
@@ -115,12 +123,11 @@ def scaled(trace: Sequence[TraceRequest], rules: Rules = RULES, begin: tuple[int
 # The oracle
 
 
-def intervals(trace: Sequence[TraceRequest]) -> Iterator[tuple[float, list[TraceRequest]]]:
-    """When each begins; its requests, and those that warm it up."""
-    end_s = trace[-1].arrival_s
-    for number in range(math.ceil(end_s / INTERVAL_S)):
-        began_s = number * INTERVAL_S
-        yield began_s, [one for one in trace if began_s - WARM_UP_S <= one.arrival_s < began_s + INTERVAL_S]
+def part_of(trace: Sequence[TraceRequest], role: Role, began_s: float) -> list[TraceRequest]:
+    """The requests of an interval, and those that warm it up. Who counts those that read lets nobody write: two tokens
+    an answer, and no gap is ever long."""
+    part = [one for one in trace if began_s - WARM_UP_S[role] <= one.arrival_s < began_s + INTERVAL_S]
+    return part if role == "decode" else [replace(one, output_tokens=2) for one in part]
 
 
 def kept_from(report: FleetReport, began_s: float) -> float:
@@ -162,14 +169,23 @@ class Oracle:
         return sum(self.prefill + self.decode) * INTERVAL_S / HOUR_S
 
 
-def oracle(trace: Sequence[TraceRequest]) -> Oracle:
-    began, found = [], {"prefill": [1], "decode": [1]}
-    for began_s, part in intervals(trace):
-        began.append(began_s)
-        for role, numbers in found.items():
-            is_empty = all(one.arrival_s < began_s for one in part)
-            numbers.append(1 if is_empty else least(role, part, began_s, numbers[-1]))  # type: ignore[arg-type]
-    return Oracle(tuple(began), tuple(found["prefill"][1:]), tuple(found["decode"][1:]))
+def oracle(trace: Sequence[TraceRequest], processes: int = 1) -> Oracle:
+    began = [number * INTERVAL_S for number in range(math.ceil(trace[-1].arrival_s / INTERVAL_S))]
+    stretches = [began[place : place + STRETCH] for place in range(0, len(began), STRETCH)]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        jobs = {role: [pool.submit(_fewest, role, trace, stretch) for stretch in stretches] for role in POOLS}
+        fewest = {role: [number for job in jobs[role] for number in job.result()] for role in POOLS}
+    return Oracle(tuple(began), tuple(fewest["prefill"]), tuple(fewest["decode"]))
+
+
+def _fewest(role: Role, trace: Sequence[TraceRequest], stretch: Sequence[float]) -> list[int]:
+    """Interval by interval; each begins to look where the one before ended."""
+    found: list[int] = []
+    for began_s in stretch:
+        part = part_of(trace, role, began_s)
+        is_empty = all(one.arrival_s < began_s for one in part)
+        found.append(1 if is_empty else least(role, part, began_s, found[-1] if found else FIRST_GUESS))
+    return found
 
 
 def record(day: Day, report: FleetReport, best: Oracle, num_requests: int) -> dict[str, object]:
@@ -203,12 +219,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2, help="That look for the oracle's numbers.")
     parser.add_argument("--no-files", action="store_true", help="Print alone.")
     asked = parser.parse_args()
     day = replace(Day(), hours=asked.hours, seed=asked.seed)
     trace = day.trace()
     report = scaled(trace)
-    found = record(day, report, oracle(trace), len(trace))
+    found = record(day, report, oracle(trace, asked.processes), len(trace))
     for name, value in found.items():
         if name not in ("policy", "oracle"):
             print(f"{name:22} {value}")

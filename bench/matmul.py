@@ -20,8 +20,8 @@ from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
 from twostroke.backends.cpu.memory import Arena, address_of, float_zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix, pack, packed_bytes
-from twostroke.backends.cpu.program import Tape
 from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.models.weights.quantisation import quantise

@@ -19,7 +19,7 @@ from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.arguments import TimeField
 from twostroke.backends.cpu.backend import CpuBackend
 from twostroke.backends.cpu.kernels import operation
-from twostroke.backends.cpu.program import Tape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.interface import BackendSettings
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -35,7 +35,7 @@ BLOCK_SIZE = 16
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a GGUF file, a folder, or a name that `twostroke run` knows")
-    parser.add_argument("--decodes", type=int, default=1)
+    parser.add_argument("--decodes", type=int, default=None, help="1 by default, and none beside a chunk")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", type=int, default=0)
     parser.add_argument("--prefix", type=int, default=0)
@@ -50,7 +50,7 @@ def main() -> None:
         atexit.register(folder.cleanup)
         os.environ["TWOSTROKE_CACHE"] = folder.name
         operation.PEAK_RATIO = options.peak_ratio
-    decodes = options.decodes if not options.prefill else 0
+    decodes = options.decodes if options.decodes is not None else int(not options.prefill)
     lengths = [options.context] * decodes + ([options.prefix + options.prefill] if options.prefill else [])
     backend, batch = prepare(checkpoint, lengths, decodes, options.prefix, options.threads, options.isa)
     try:
@@ -67,7 +67,7 @@ def prepare(
     spec = checkpoint.spec
     groups = tuple(KVGroup(group.layers, group.window, sum(blocks)) for group in spec.kv_groups())
     layout = KVLayout(BLOCK_SIZE, groups)
-    tokens = sum(lengths) if decodes == 0 else decodes
+    tokens = decodes + sum(lengths[decodes:])
     backend = FACTORY.create(
         checkpoint,
         layout,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from twostroke.config import EngineConfig, KVConfig, KVGroupNeed, resolve, sequence_bytes
@@ -51,14 +53,37 @@ def test_windowed_groups_take_fewer_blocks() -> None:
     assert windowed.num_blocks * 16 >= 64 + 2 * 64
 
 
-def test_a_state_takes_a_slot_a_sequence_and_its_bytes_once() -> None:
+def test_states_take_slots_of_a_share_and_their_bytes_once() -> None:
     state = KVGroupNeed(layers=(60,), window=None, bytes_per_token=1_000_000, content="state", values=500_000)
     assert sequence_bytes(SUITS, (FULL, state), 1600) == 1600 * 23_040 + 1_000_000
     config = EngineConfig(max_context=1600, kv=KVConfig(memory_bytes=5 * (1600 * 23_040 + 1_000_000)))
     resolved = resolve(config, 8192, (FULL, state), MEMORY, SUITS, 2)
     blocks, slots = resolved.layout.groups
-    assert (blocks.num_blocks, slots.num_blocks, slots.is_state, slots.values) == (500, 5, True, 500_000)
-    assert resolved.kv_bytes == config.kv.memory_bytes
+    assert (slots.num_blocks, slots.is_state, slots.values) == (47, True, 500_000)  # a quarter of the memory
+    assert blocks.num_blocks == 386  # what is left: 3.86 sequences of 100 blocks
+    assert 0.99 * config.kv.memory_bytes < resolved.kv_bytes <= config.kv.memory_bytes
+    assert any("KV 386 blocks of 16 tokens and 47 slots for states" in reason for reason in resolved.reasons)
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "state_bytes", "memory", "slots"),
+    [
+        (23_040, 1_000_000, 1600 * 23_040 + 1_000_000, 1),  # one sequence fits, and nothing else
+        (23_040, 1_000_000, 1600 * 23_040 + 3_500_000, 3),
+        (100, 1_000_000, 20_000_000, 19),  # states are nearly all that there is
+        (100, 1_000, 10_000_000, 8 * SUITS.max_running),  # no more than anybody could want
+    ],
+)
+def test_slots_for_snapshots_leave_one_sequence_its_blocks(
+    kv_bytes: int, state_bytes: int, memory: int, slots: int
+) -> None:
+    full = replace(FULL, bytes_per_token=kv_bytes)
+    state = KVGroupNeed(layers=(60,), window=None, bytes_per_token=state_bytes, content="state")
+    config = EngineConfig(max_context=1600, kv=KVConfig(memory_bytes=memory))
+    resolved = resolve(config, 8192, (full, state), MEMORY, SUITS, 2)
+    assert resolved.layout.groups[0].num_blocks >= 100
+    assert resolved.layout.groups[1].num_blocks == slots
+    assert resolved.kv_bytes <= memory
 
 
 def test_almost_no_memory_is_refused() -> None:

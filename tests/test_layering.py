@@ -40,9 +40,11 @@ ROOMS = {
     "scheduling": room("core kv cost"),
     "models": room("core cache", "numpy huggingface_hub"),
     # Declarations alone: whoever plans reads them, and loads nothing.
-    "models.spec": room("core models.rope_spec models.mlp_spec"),
+    "models.spec": room("core models.rope_spec models.mlp_spec models.layer_input_spec models.recurrent_spec"),
     "models.rope_spec": room(),
     "models.mlp_spec": room(),
+    "models.layer_input_spec": room("models.mlp_spec"),
+    "models.recurrent_spec": room("models.mlp_spec"),
     "models.families": room("core models.spec models.rope_spec models.quantised"),
     "models.quantised": room("core models.families"),
     "speculation": room("core cost", "numpy"),
@@ -71,7 +73,15 @@ ROOMS = {
     "training": room("core models speculation engine", "numpy torch"),
     "cli": room(f"{BELOW_ENGINE} engine lab server planner training web cluster", "typer rich"),
 }
-DECLARATIONS = {"models.spec", "models.rope_spec", "models.mlp_spec", "models.families", "models.quantised"}
+DECLARATIONS = {
+    "models.spec",
+    "models.rope_spec",
+    "models.mlp_spec",
+    "models.layer_input_spec",
+    "models.recurrent_spec",
+    "models.families",
+    "models.quantised",
+}
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
 # Whoever chooses or loads a concrete part; inside the engine that is build.py alone.

@@ -213,6 +213,13 @@ class ResolvedConfig:
         return self.layout.groups[0].num_blocks * self.layout.block_size
 
 
+STATES_SHARE = 0.25
+"""Of the memory for KV, what states may take beside blocks: more short sequences can run then than long ones fit."""
+SNAPSHOTS_A_SEQUENCE = 7
+"""That there is room for at most, for each sequence that may run: conversations that wait for their next turn are more
+than those that are answered."""
+
+
 def resolve(
     config: EngineConfig,
     model_max_context: int,
@@ -221,10 +228,12 @@ def resolve(
     suits: StepSizes,
     machine_threads: int,
     short_rope_context: int | None = None,
+    reads_whole: bool = False,
 ) -> ResolvedConfig:
     """Fill in what was left open, sizes by what `suits` the backend. Raises when what was asked for cannot be had, with
     what would fit. `short_rope_context`: beyond it a model reads every prompt with other rope factors, so it is only
-    exceeded when that is asked for."""
+    exceeded when that is asked for. `reads_whole`: prompts are read in one step each, and their KV does not outlive
+    it."""
     reasons: list[str] = []
     threads = config.threads or machine_threads
     reasons.append(f"{threads} threads: " + ("asked for" if config.threads else "the cores this process may use"))
@@ -237,7 +246,15 @@ def resolve(
     max_context = config.max_context or short_rope_context or model_max_context
     if max_context > model_max_context:
         raise BadRequestError(f"max_context {max_context} is more than the {model_max_context} this model was made for")
+    if reads_whole:
+        if config.max_tokens_per_step is None:
+            sizes = replace(sizes, max_tokens_per_step=max(sizes.max_tokens_per_step, max_context))
+        max_context = min(max_context, sizes.max_tokens_per_step)
     budget, why = _kv_budget(config, memory)
+    if reads_whole:  # of the step that is computed and the one that is prepared, each prompt in blocks of its own
+        most = 2 * (sizes.max_tokens_per_step + sizes.max_running * sizes.block_size)
+        budget = min(budget, max(most, max_context) * sum(group.bytes_per_token for group in groups))
+        why = "for the texts of two steps"
     block_bytes = sizes.block_size * sum(group.bytes_per_token for group in groups)
     fits = _fitting_context(sizes, groups, budget, max_context)
     if fits < min(max_context, sizes.block_size * 2):
@@ -258,15 +275,21 @@ def resolve(
         reasons.append(f"context {max_context}: {_why_context(config, model_max_context, short_rope_context)}")
     warnings = _rope_warnings(max_context, short_rope_context)
     reasons += warnings
-    layout = _layout(sizes, groups, budget, max_context)
+    layout = _layout(replace(sizes, max_running=2**31) if reads_whole else sizes, groups, budget, max_context)
     kv_bytes = sum(
         layout.positions(group) * need.bytes_per_token for group, need in zip(layout.groups, groups, strict=True)
     )
-    blocks = " + ".join(str(group.num_blocks) for group in layout.groups)
-    reasons.append(f"KV {blocks} blocks of {sizes.block_size} tokens, {size(kv_bytes)}: {why}")
+    reasons.append(f"KV {_described(layout)}, {size(kv_bytes)}: {why}")
     return ResolvedConfig(
         replace(config, threads=threads), threads, max_context, sizes, layout, kv_bytes, tuple(reasons), warnings
     )
+
+
+def _described(layout: KVLayout) -> str:
+    blocks = " + ".join(str(group.num_blocks) for group in layout.groups if not group.is_state)
+    slots = " + ".join(str(group.num_blocks) for group in layout.groups if group.is_state)
+    parts = [f"{blocks} blocks of {layout.block_size} tokens"] if blocks else []
+    return " and ".join([*parts, f"{slots} slots for states"] if slots else parts)
 
 
 def _why_context(config: EngineConfig, model_max_context: int, short_rope_context: int | None) -> str:
@@ -330,19 +353,23 @@ def _fitting_context(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: 
 
 
 def _layout(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_context: int) -> KVLayout:
-    """Blocks for as many full-length sequences as the budget holds, up to all that may run, and slots for their
-    states."""
+    """Blocks for as many full-length sequences as the budget holds, up to all that may run, and slots for states."""
     size = sizes.block_size
     one = [_group_tokens(sizes, group, max_context) for group in groups]
-    one_bytes = sum(tokens * group.bytes_per_token for tokens, group in zip(one, groups, strict=True))
-    sequences = max(1.0, min(float(sizes.max_running), budget / one_bytes))
+    of_one = [tokens * group.bytes_per_token for tokens, group in zip(one, groups, strict=True)]
+    state_bytes = sum(taken for taken, group in zip(of_one, groups, strict=True) if group.content == "state")
+    one_bytes = sum(of_one) - state_bytes
+    slots = _state_slots(sizes, one_bytes, state_bytes, budget) if state_bytes else 0
+    sequences = 1.0
+    if one_bytes:
+        sequences = max(1.0, min(float(sizes.max_running), (budget - slots * state_bytes) / one_bytes))
     return KVLayout(
         block_size=size,
         groups=tuple(
             KVGroup(
                 group.layers,
                 group.window,
-                int(sequences * tokens) // (1 if group.content == "state" else size),
+                slots if group.content == "state" else int(sequences * tokens) // size,
                 group.content,
                 group.values,
                 group.model,
@@ -350,3 +377,12 @@ def _layout(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_
             for tokens, group in zip(one, groups, strict=True)
         ),
     )
+
+
+def _state_slots(sizes: StepSizes, one_bytes: int, state_bytes: int, budget: int) -> int:
+    """One for each sequence that may run, and more for snapshots: a share of the budget, or what leaves each sequence
+    of full length its part, if that is more. `one_bytes`: what such a sequence takes beside its states."""
+    each = 1 + SNAPSHOTS_A_SEQUENCE
+    slots = max(STATES_SHARE * budget / state_bytes, each * budget / (one_bytes + each * state_bytes))
+    left = (budget - one_bytes) // state_bytes  # one sequence fits in any case
+    return max(1, min(int(slots), left, each * sizes.max_running))

@@ -21,22 +21,31 @@ Logits = npt.NDArray[np.float32]
 
 def layout_for(spec: ModelSpec, num_tokens: int, block_size: int, num_sequences: int = 1) -> KVLayout:
     blocks = (-(-num_tokens // block_size) + 1) * num_sequences
-    groups = tuple(KVGroup(group.layers, group.window, blocks) for group in spec.kv_groups())
-    return KVLayout(block_size, groups)
+    groups = (
+        KVGroup(
+            group.layers,
+            group.window,
+            2 * num_sequences if group.content == "state" else blocks,
+            group.content,
+            group.values,
+        )
+        for group in spec.kv_groups()
+    )
+    return KVLayout(block_size, tuple(groups))
 
 
 class Driver:
     """One sequence on a backend."""
 
     def __init__(self, backend: HostBackend, token_ids: list[int], seq_id: int = 0, among: range | None = None) -> None:
-        """`among`: the blocks it may have, of each group; None: all of them."""
+        """`among`: the blocks it may have, of each group of tokens; None: all of them."""
         self.backend, self.token_ids, self.seq_id = backend, token_ids, seq_id
         self.position = 0
         layout = backend.layout
-        num_blocks = layout.blocks_for(len(token_ids))
         grants = []
         for index, group in enumerate(layout.groups):
-            ids = random.Random(seq_id + index).sample(among or range(group.num_blocks), num_blocks)
+            may = range(2 * seq_id, 2 * seq_id + 2) if group.is_state else among or range(group.num_blocks)
+            ids = random.Random(seq_id + index).sample(may, layout.entries_for(group, len(token_ids)))
             grants.append(BlockGrant(seq_id, index, 0, tuple(ids)))
         join = RowJoin(seq_id, Request(str(seq_id), tuple(token_ids)))
         backend.rows.update(Step(0, joins=(join,), grants=tuple(grants)))
@@ -57,11 +66,15 @@ class Driver:
         return DecodeSlot(self.seq_id, self.position)
 
     def share(self, other: Driver, num_blocks: int) -> None:
-        """Begin behind what another sequence has computed of the same tokens: on a prefix hit."""
-        for own, theirs in zip(
-            self.backend.rows[self.seq_id].tables, self.backend.rows[other.seq_id].tables, strict=True
-        ):
-            own[:num_blocks] = theirs[:num_blocks]
+        """Begin behind what another sequence has computed of the same tokens: on a prefix hit. A state is shared as a
+        copy of what it is now."""
+        rows, layout = self.backend.rows, self.backend.layout
+        both = zip(rows[self.seq_id].tables, rows[other.seq_id].tables, strict=True)
+        for index, (own, theirs) in enumerate(both):
+            if layout.groups[index].is_state:
+                self.backend.block_store.states.copy(index, int(theirs[0]), int(own[0]))
+            else:
+                own[:num_blocks] = theirs[:num_blocks]
         self.position = num_blocks * self.backend.layout.block_size
 
     def leave(self) -> None:

@@ -13,7 +13,7 @@ from twostroke.backends.interface import LAYERS_DIFFER, uncomputed
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_tensors
-from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.rope_spec import NO_ROPE, RopeSpec
 from twostroke.models.spec import (
     Attention,
     ClampedGate,
@@ -25,8 +25,8 @@ from twostroke.models.spec import (
     ModelSpec,
     MoeSpec,
     QueryGrowth,
-    RecurrentMixer,
     Routing,
+    ShortConvolution,
 )
 from twostroke.models.weights.tensor import WeightKind
 
@@ -35,7 +35,7 @@ LATENT = LatentAttention(4, 32, 16, 16, 16, RopeSpec(1e4, 16))
 LAYER = LayerSpec(ATTENTION, MLP)
 
 
-def checkpoint_of(*layers: LayerSpec, **ends: bool) -> Checkpoint:
+def checkpoint_of(*layers: LayerSpec, **ends: float) -> Checkpoint:
     spec = ModelSpec("made_up", 32, 64, 128, layers, 1e-5, **ends)
     return Checkpoint("made up", Path("made_up"), spec, random_tensors(spec, WeightKind.F32))
 
@@ -43,8 +43,7 @@ def checkpoint_of(*layers: LayerSpec, **ends: bool) -> Checkpoint:
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=RecurrentMixer(640)), "it has no layers that keep a state"),
-        (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "have a gate and no biases"),
+        (replace(LAYER, mlp=DenseMlp(96, has_bias=True)), "its MLPs have no biases"),
         (replace(LAYER, is_parallel=True), "a norm before each block"),
         (replace(LAYER, norm_bias=True), "a norm before each block"),
     ],
@@ -59,15 +58,39 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=LATENT), "it has no latent attention"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
-        (replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))), "it has no queries that grow"),
+        (replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)), "another layer's keys and values"),
+        (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
+        (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "its values have a matrix of their own"),
+        (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
+        (replace(LAYER, has_scale=True), "no scales of layers"),
+        (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "read what the layer's norm gave"),
+        (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
+        (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
+        (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "its MLPs have a gate"),
+        (replace(LAYER, mlp=DenseMlp(96, squared_relu=True)), "its MLPs have a gate"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, is_gated=False)), "its MLPs have a gate"),
     ],
 )
-def test_what_cards_compute_and_the_cpu_declines(layer: LayerSpec, sentence: str) -> None:
+def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpec, sentence: str) -> None:
+    checkpoint = checkpoint_of(LAYER, layer)
+    assert REFERENCE.supports(checkpoint) is None
+    for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
+        assert reason is not None and sentence in reason
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
+        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
+        (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
+    ],
+)
+def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
     checkpoint = checkpoint_of(layer, layer)
-    assert REFERENCE.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
-    assert sentence in str(CPU.supports(checkpoint))
+    assert REFERENCE.supports(checkpoint) is None
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +128,8 @@ def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sen
     "layer",
     [
         replace(LAYER, attention=replace(ATTENTION, has_sinks=True)),
+        replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, routing=Routing("sigmoid"))),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)),
@@ -114,6 +139,13 @@ def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sen
 def test_sinks_and_experts_of_other_kinds_are_computed_by_all(layer: LayerSpec) -> None:
     checkpoint = checkpoint_of(layer, layer)
     assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
+
+
+def test_latents_are_read_by_all_where_all_layers_have_them() -> None:
+    layer = replace(LAYER, attention=LATENT)
+    for checkpoint, reason in ((checkpoint_of(layer, layer), None), (checkpoint_of(LAYER, layer), LAYERS_DIFFER)):
+        assert REFERENCE.supports(checkpoint) is None
+        assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == reason
 
 
 @pytest.mark.parametrize("end", ["final_norm_bias", "head_bias"])

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 INDEX = RESULTS / "README.md"
 NAMED = re.compile(r"\bresults/([\w.-]+\.(?:txt|json|md))\b")
-MACHINES = {"CPU", "H200", "none"}
+MACHINES = {"CPU", "Xeon", "H200", "none"}
 READERS = sorted(
     path
     for pattern in ("*.md", "docs/*.md", "bench/**/*.md", "bench/**/*.py", "src/**/*.py", "tests/**/*.py")

@@ -139,7 +139,9 @@ def test_inspect_as_json(smollm2_path: Path) -> None:
     assert found["weights"]["stored_as"]["Q4_1"]["tensors"] == 210
     # bf16 keys and values of 3 heads of 64 in 30 layers
     assert found["here"]["kv_bytes_per_token"] == 2 * 2 * 3 * 64 * 30
-    assert found["max_context"] == 8192 and found["layer_groups"] == [{"window": None, "layers": list(range(30))}]
+    assert found["max_context"] == 8192 and found["layer_groups"] == [
+        {"content": "keys and values", "window": None, "layers": list(range(30))}
+    ]
 
 
 def test_pull_prints_where_the_model_is(smollm2_path: Path) -> None:

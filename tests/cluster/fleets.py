@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.server.running import RunningServer, running_server
 KEY = "a key that only this fleet has"
 OPTIONS = ("smollm2", "--backend", "cpu", "--threads", "1", "--max-context", "2048", "--kv-memory", "200MB")
 FLEET_OPTIONS = ("--kv-host-gb", "0.3", "--drain", "2")
+WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
 ASKS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -31,12 +33,18 @@ def servers(folder: Path, *roles: str, transfer: str = "sockets", options: tuple
 
 
 def read(reader: RunningServer, path: str, body: dict[str, Any]) -> Any:
-    """The first leg, as routers send it: the whole request, unstreamed, one token."""
-    asked = {**body, "max_tokens": 1, "stream": False, "kv_transfer_params": ASKS}
+    """The first leg: what goes to the second."""
+    return first_leg(reader, path, body).get("kv_transfer_params")
+
+
+def first_leg(reader: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    """As routers send it: the whole request, unstreamed, one token, in the words of OpenAI whatever the route."""
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    asked = {**body, limit: 1, "stream": False, "kv_transfer_params": ASKS}
     asked.pop("stream_options", None)
     answer = reader.post(path, asked)
     assert answer.status_code == 200, answer.text
-    return answer.json().get("kv_transfer_params")
+    return answer.json()
 
 
 def write(writer: RunningServer, path: str, body: dict[str, Any], params: Any) -> httpx.Response:
@@ -84,3 +92,27 @@ def drawn_request(number: int, words: list[str], seed: int) -> tuple[str, dict[s
     shared = "You are a clerk who answers in as few words as can be, and always in English. " * (1 + number % 4)
     messages = [{"role": "system", "content": shared}, {"role": "user", "content": f"{text}?"}]
     return "/v1/chat/completions", {"model": "smollm2", "messages": messages, **common}
+
+
+# APIs of others
+
+
+def body_of(path: str) -> dict[str, Any]:
+    """Of eight tokens, greedy; each route has a prompt of its own."""
+    text = " ".join(random.Random(path).choices(WORDS, k=120))
+    messages, options = [{"role": "user", "content": text}], {"num_predict": 8, "temperature": 0.0}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": text, "max_output_tokens": 8, "temperature": 0.0},
+        "/v1/messages": {"messages": messages, "max_tokens": 8, "temperature": 0.0},
+        "/api/chat": {"messages": messages, "options": options, "stream": False},
+        "/api/generate": {"prompt": text, "options": options, "stream": False},
+    }
+    return {"model": "smollm2", **bodies[path]}
+
+
+TEXTS: dict[str, Callable[[Any], str]] = {
+    "/v1/responses": lambda answer: answer["output"][0]["content"][0]["text"],
+    "/v1/messages": lambda answer: answer["content"][0]["text"],
+    "/api/chat": lambda answer: answer["message"]["content"],
+    "/api/generate": lambda answer: answer["response"],
+}

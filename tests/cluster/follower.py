@@ -63,12 +63,13 @@ class Subscription:
         self.events.connect(events)
         self.replay.connect(replay)
 
-    def new(self, quiet_ms: int = 150) -> list[tuple[bytes, int, bytes]]:
-        """Topic, number and message of all that comes, until nothing does for a while."""
-        found = []
-        while self.events.poll(quiet_ms):
-            topic, number, message = self.events.recv_multipart()
-            found.append((topic, int.from_bytes(number, "big"), message))
+    def new(self, number: int) -> list[tuple[bytes, int, bytes]]:
+        """Topic, number and message of what comes, up to the message of that number."""
+        found: list[tuple[bytes, int, bytes]] = []
+        while not found or found[-1][1] < number:
+            assert self.events.poll(5000), f"message {number} is published"
+            topic, count, message = self.events.recv_multipart()
+            found.append((topic, int.from_bytes(count, "big"), message))
         return found
 
     def again(self, first: int) -> list[tuple[int, bytes]]:

@@ -84,7 +84,9 @@ def test_fewer_only_after_the_load_was_lower_for_long() -> None:
 
 def test_who_drains_has_least_to_do() -> None:
     pools = Pools(rules=replace(RULES, hold_s=1.0))
-    target = pools.ask(0.0, decode=PoolSignals((writing(9), writing(1), writing(12), writing(3))))["decode"]
+    four = PoolSignals((writing(9), writing(1), writing(12), writing(3)))
+    assert pools.ask(0.0, decode=four)["decode"].replicas == 4, "it does not know what was asked for before"
+    target = pools.ask(2.0, decode=four)["decode"]
     assert target.replicas == 1 and target.drain == (0, 1, 3)
 
 
@@ -95,6 +97,35 @@ def test_one_moment_is_not_enough() -> None:
         assert pools.ask(moment_s, decode=calm)["decode"].replicas == 1
     jolt = pools.ask(18.0, decode=PoolSignals((replace(writing(64), waiting=60),)))["decode"]
     assert jolt.load > 1.9 and jolt.replicas == 1  # the mean of the last 20 s is below 1
+
+
+def test_a_peak_that_can_wait_starts_nobody() -> None:
+    """Loads of 0.5, then of 2 for as long as a first token may take. What is promised sooner does not wait for it."""
+    for ttft_s, replicas in ((2.0, 2), (60.0, 1)):
+        level = LevelSignals("documents", ttft_s=ttft_s)
+        pools = Pools()
+        calm, peak = (Signals(prefill_busy=busy, levels=(level,)) for busy in (0.45, 1.8))
+        for moment_s in range(0, 120, 15):
+            assert pools.ask(float(moment_s), prefill=PoolSignals((calm,)))["prefill"].replicas == 1
+        for moment_s in (120.0, 135.0):
+            target = pools.ask(moment_s, prefill=PoolSignals((peak,)))["prefill"]
+        assert target.replicas == replicas
+
+
+def test_those_that_start_come_before_others_are_asked_for() -> None:
+    pools, full = Pools(), reading(1.0, 100.0, waiting=50)
+    for moment_s, starting in ((0.0, 0), (15.0, 1), (30.0, 1)):
+        assert pools.ask(moment_s, prefill=PoolSignals((full,), starting))["prefill"].replicas == 2
+    assert pools.ask(45.0, prefill=PoolSignals((full, full)))["prefill"].replicas == 4
+    calm = pools.ask(60.0, prefill=PoolSignals((IDLE,) * 4))["prefill"]
+    assert calm.replicas == 4 and "4 were asked for within the last 120 s" in calm.why
+
+
+def test_what_is_spare_grows_slower_than_the_pool() -> None:
+    rules = replace(RULES, spare=0.25)
+    for replicas, asked in ((1, 2), (4, 5), (16, 17), (100, 103)):
+        busy = PoolSignals((reading(0.9),) * replicas)  # a load of 1 each
+        assert Pools(Bounds(1, 200), rules).ask(0.0, prefill=busy)["prefill"].replicas == asked
 
 
 def test_to_nothing_and_back() -> None:

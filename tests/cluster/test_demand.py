@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from twostroke.cluster.demand import LevelSignals, Signals, Wish, once_read, wanted
+from twostroke.cluster.demand import (
+    MOST_OF_A_GAP,
+    LevelSignals,
+    Signals,
+    Wish,
+    fitting_streams,
+    once_read,
+    wanted,
+)
+
+GAP_S = 0.05 / MOST_OF_A_GAP
+"""Promised, so that a step may take 50 ms."""
 
 
 def prefill(**given: object) -> Wish:
@@ -56,9 +67,9 @@ def test_who_will_be_late_is_in_time_where_that_much_less_is_read_before() -> No
 
 
 def test_a_replica_that_reads_most_of_the_time_is_not_given_more() -> None:
-    wish = prefill(prefill_busy=0.6)
-    assert wish.load == 0.75 and wish.replicas == 1 and "60% of the last minute" in wish.why
-    assert prefill(prefill_busy=0.9).replicas == 2
+    wish = prefill(prefill_busy=0.45)
+    assert wish.load == 0.5 and wish.replicas == 1 and "45% of the last minute" in wish.why
+    assert prefill(prefill_busy=0.95).replicas == 2
 
 
 def test_kv_that_fills_up_is_looked_at_ahead() -> None:
@@ -78,15 +89,43 @@ def test_streams_that_find_no_slot() -> None:
 
 
 def test_gaps_shrink_with_streams_down_to_that_of_one() -> None:
-    chat = LevelSignals("chat", running=8, itl_s=0.05)
+    chat = LevelSignals("chat", running=8, itl_s=GAP_S)
     given = {"running_decode": 8, "max_running": 64, "levels": (chat,)}
     wish = decode(stream_step_s=0.11, alone_step_s=0.01, **given)
     assert wish.load == 2.5 and "a step of 8 streams takes 110 ms, a single one 10 ms" in wish.why
     assert decode(stream_step_s=0.1, **given).load == 2.0  # nothing is known of a single one
     wish = decode(stream_step_s=0.11, alone_step_s=0.06, **given)
     assert wish.load == 1.0 and "replicas would not help" in wish.why
-    idle = {**given, "levels": (LevelSignals("chat", itl_s=0.05),)}
+    idle = {**given, "levels": (LevelSignals("chat", itl_s=GAP_S),)}
     assert decode(stream_step_s=0.11, alone_step_s=0.01, **idle).load == 0.125  # nobody of that class runs
+
+
+def test_where_steps_are_short_enough_the_tokens_a_second_count() -> None:
+    """With 10 ms and 1 ms a stream, 40 streams make steps of 50 ms and 800 tokens a second: that is one replica."""
+    chat = LevelSignals("chat", running=8, itl_s=GAP_S)
+
+    def load(streams: int) -> float:
+        step_s = 0.01 + 0.001 * streams
+        given = {"stream_step_s": step_s, "alone_step_s": 0.01, "levels": (chat,)}
+        return decode(running_decode=streams, max_running=1000, **given).load
+
+    for streams in (10, 20, 40):
+        assert load(streams) == pytest.approx(streams / (0.01 + 0.001 * streams) / 800, abs=1e-3)
+    assert load(80) == pytest.approx(80 / 40, abs=1e-3)  # it does not keep up: each of its streams needs a place
+    # The same tokens a second on one replica or on two: 40 streams in steps of 50 ms, or twice 6.67 of 16.7 ms.
+    assert 2 * load(7) == pytest.approx(load(40), abs=0.04)
+
+
+def test_streams_that_fit_are_counted_where_costs_are_known() -> None:
+    chat = LevelSignals("chat", running=8, itl_s=GAP_S)
+    assert fitting_streams((chat,), 64, lambda number: 0.02 + 0.001 * number) == 30
+    assert fitting_streams((chat,), 16, lambda number: 0.02 + 0.001 * number) == 16
+    assert fitting_streams((chat,), 64, lambda number: 1.0) == 0
+    assert fitting_streams((replace(chat, running=0),), 64, lambda number: 0.0) is None
+    given = {"running_decode": 15, "max_running": 64, "alone_step_s": 0.02, "fitting_streams": 30, "levels": (chat,)}
+    wish = decode(stream_step_s=0.04, **given)
+    assert wish.load == 0.625 and "15 streams takes 40 ms and 30 would fit" in wish.why  # 15 / 30 * 50 / 40
+    assert decode(stream_step_s=0.06, **given).load == 1.333  # too long, whatever it should take: 40 / 30
 
 
 def test_replicas_that_do_both_follow_the_larger() -> None:
@@ -118,6 +157,7 @@ anything = st.builds(
     kv_full_s=seconds,
     stream_step_s=st.none() | st.floats(0.0, 1e3),
     alone_step_s=st.none() | st.floats(0.0, 1e3),
+    fitting_streams=st.none() | st.integers(0, 50),
     levels=st.lists(levels, max_size=3).map(tuple),
 )
 
@@ -140,7 +180,7 @@ def test_what_is_read_before_another_replica_is_there_asks_for_none() -> None:
     burst = Signals(waiting=20, prefill_backlog_s=12.0, prefill_busy=0.2, levels=(chat,))
     assert wanted(burst).prefill.load > 10.0
     ahead = once_read(burst, 30.0)  # it reads 24 of the 30 seconds for them
-    assert ahead.prefill_backlog_s == 0.0 and wanted(ahead).prefill.load == pytest.approx(0.25)
+    assert ahead.prefill_backlog_s == 0.0 and wanted(ahead).prefill.load == pytest.approx(0.2 / 0.9, abs=1e-3)
     some = once_read(burst, 10.0)
     assert some.prefill_backlog_s == pytest.approx(4.0) and some.levels[0].prefill_backlog_s == pytest.approx(4.0)
     full = once_read(replace(burst, prefill_busy=1.0), 60.0)

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fleets import ASKS, drawn_request, read, servers, told, write
+from tests.cluster.fleets import ASKS, TEXTS, WORDS, body_of, drawn_request, first_leg, read, servers, told, write
 from tests.server.running import RunningServer
 
-WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
 Fleet = tuple[RunningServer, RunningServer, RunningServer]
 
 
@@ -58,6 +57,28 @@ def test_an_answer_says_who_read_its_prompt_and_what_came_over(fleet: Fleet) -> 
     kinds = [span["kind"] for span in kept["timeline"]]
     assert kinds[:1] == ["queue there"] or kinds[:1] == ["prefill there"]
     assert kinds.index("prefill there") < kinds.index("handoff") < kinds.index("prefill")
+
+
+@pytest.mark.parametrize("path", TEXTS)
+def test_other_apis_are_read_there_and_written_here_too(fleet: Fleet, path: str) -> None:
+    reader, writer, alone = fleet
+    body = body_of(path)
+    read_there = first_leg(reader, path, body)
+    written = read_there["eval_count"] if path.startswith("/api") else read_there["usage"]["output_tokens"]
+    assert written == 1, "whoever reads writes no answer"
+    params = read_there["kv_transfer_params"]
+    answer = write(writer, path, body, params).json()
+    text = TEXTS[path](answer)
+    assert text and text == TEXTS[path](alone.post(path, body).json())
+    assert answer["timing"]["handoff"]["why_not"] is None and answer["timing"]["handoff"]["tokens"] > 100
+    again = write(writer, path, body, params)
+    assert again.status_code == 400 and "was used before" in again.text
+    forged = write(writer, path, body, {"twostroke": "e30=.e30="})
+    assert forged.status_code == 400 and "its signature is another" in forged.text
+    assert write(alone, path, body, params).status_code == 400
+    if path == "/v1/responses":
+        assert writer.get(f"{path}/{answer['id']}").status_code == 200
+        assert reader.get(f"{path}/{read_there['id']}").status_code == 404, "what is thrown away is not kept"
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,13 @@ import httpx
 import pytest
 
 from tests.cluster.fleets import OPTIONS as ALONE_OPTIONS
-from tests.cluster.fleets import drawn_request, told
+from tests.cluster.fleets import TEXTS, WORDS, body_of, drawn_request, told
 from tests.cluster.routing import until
 from tests.cluster.test_fleet_up import Running, fleet
 from tests.server.running import RunningServer, running_server
 
 pytest.importorskip("smg")
 pytestmark = pytest.mark.fleet
-WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
 NUM_REQUESTS = int(os.environ.get("FLEET_REQUESTS", "200"))
 POOLS = ("--prefill", "1", "--decode", "2", "--kv-host-gb", "0.3", "--threads", "1")
 AGAIN_S = 5.0
@@ -77,6 +76,12 @@ def test_clients_are_told_what_one_server_alone_tells_them(
             for (path, body), (through, expected) in zip(asked, pool.map(ask, asked), strict=True):
                 assert _unnamed(through) == _unnamed(expected), (path, body)
         readers, writers = workers(running, "prefill"), workers(running, "decode")
+        for path in TEXTS:
+            if router == "smg" and path.startswith("/api"):
+                continue  # it knows no such route
+            answer = httpx.post(f"{running.url}{path}", json={**body_of(path), "model": model}, timeout=300).json()
+            assert TEXTS[path](answer) == TEXTS[path](alone.post(path, body_of(path)).json()), path
+            assert answer["timing"]["handoff"]["why_not"] is None, path
         granted = metric(readers[0][0], 'twostroke_handoffs_total{outcome="granted"}'.replace("{", r"\{"))
         fetched = [metric(url, "twostroke_handoff_fetched_tokens_total") for url, _ in writers]
         assert granted > NUM_REQUESTS / 3 and min(fetched) > 0

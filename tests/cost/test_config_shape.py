@@ -22,7 +22,7 @@ from twostroke.cost.model_shape import KVGroupShape
 from twostroke.engine.shape import shape_of
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.rope_spec import RopeSpec
-from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, LayerSpec, ModelSpec, RecurrentMixer
+from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, LayerSpec, ModelSpec, ShortConvolution
 
 
 def known(name: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _transformers_parameters(config: dict[str, Any]) -> int:
         else:
             model = transformers.AutoModelForCausalLM.from_config(built)
     # DeepSeek's router correction is a buffer there, a tensor of the checkpoint all the same.
-    buffers = [buffer for name, buffer in model.named_buffers() if "correction_bias" in name]
+    buffers = [buffer for name, buffer in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))]
     return sum(prod(tensor.shape) for tensor in [*model.parameters(), *buffers])
 
 
@@ -106,6 +106,11 @@ def test_layers_count_as_in_transformers(name: str) -> None:
     config = known(name) | {"num_hidden_layers": 2}
     if "kv_lora_rank" in config and config["first_k_dense_replace"]:
         config["first_k_dense_replace"] = 1
+    for of_each in ("layer_types", "hybrid_override_pattern"):
+        if of_each in config:
+            config[of_each] = config[of_each][:2]
+    if config["model_type"] == "lfm2_moe":
+        config["num_dense_layers"] = 1
     config["model_type"] = config["model_type"].replace("kimi_k2", "deepseek_v3")  # as transformers knows it
     counted = dimensions_from_config(config).num_parameters
     assert counted == _transformers_parameters(config)
@@ -179,7 +184,7 @@ def test_layers_of_several_kinds_are_each_counted_as_they_are() -> None:
     mlp, rope = DenseMlp(32), RopeSpec(1e4, 8)
     grouped = LayerSpec(GroupedAttention(4, 2, 8, rope, window=16), mlp)
     latent = LayerSpec(LatentAttention(4, rank=12, plain_dim=8, rotated_dim=4, value_dim=8, rope=rope), mlp)
-    recurrent = LayerSpec(RecurrentMixer(640, (("in", (64, 16)), ("out", (16, 64)), ("decay", (8,)))), mlp)
+    recurrent = LayerSpec(ShortConvolution(channels=320, taps=3), mlp)
     spec = ModelSpec("made_up", 10, 16, 100, (recurrent, latent, grouped), 1e-5)
     assert [(one.content, one.window, one.values, one.layers) for one in spec.kv_groups()] == [
         ("latent", None, 12 + 4, (1,)),
@@ -195,7 +200,12 @@ def test_layers_of_several_kinds_are_each_counted_as_they_are() -> None:
     assert [shape.kv_bytes_read(context) for context in (1, 10, 50)] == [
         2 * (640 + context * 16 + min(context, 16) * 32) for context in (1, 10, 50)
     ]
-    assert step_bytes_read(shape, StepWork(contexts=(50,))) == shape.weight_bytes_read(1) + shape.kv_bytes_read(50)
+    # A step writes the state back, too; a chunk reads and writes it once, however long it is.
+    decode, chunk = (step_bytes_read(shape, work) for work in (StepWork(contexts=(50,)), StepWork(chunks=((50, 9),))))
+    assert decode == shape.weight_bytes_read(1) + shape.kv_bytes_read(50) + 2 * 640
+    assert chunk == shape.weight_bytes_read(9) + 2 * (2 * 640 + 50 * 16 + 15 * 32)
+    first = step_bytes_read(shape, StepWork(chunks=((0, 9),)))
+    assert first == shape.weight_bytes_read(9) + 2 * 640, "a sequence begins from zeros, which are not read"
     # Decode in the latent space: 4 heads x (2 x 12 + 4); of the state each number is changed and read once.
     assert shape.attention_multiply_adds(49, 1) == 50 * 4 * 28 + 16 * 2 * 4 * 8 + 2 * 640
 

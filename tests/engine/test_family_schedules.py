@@ -15,6 +15,7 @@ from twostroke.backends.cpu import FACTORY as CPU
 from twostroke.backends.interface import Backend, BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.events import TokenEvent
+from twostroke.core.formats import FormatWish
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
@@ -24,8 +25,10 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.scheduler import Scheduler
 
-ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss")
-FAMILIES = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "gpt_oss")
+OTHERS_ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3", "lfm2", "lfm2_moe")
+ON_CPU = (*OTHERS_ON_CPU, "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
+FAMILIES = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "gpt_oss", "gemma4")
+FAMILIES += ("gemma4_moe", "lfm2_moe", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
 MAX_CONTEXT = 64
 MAX_TOKENS = 9
 FEW, MANY = 3, 200
@@ -89,14 +92,20 @@ def made(checkpoint: Checkpoint, schedule: Schedule, backend: str) -> tuple[Engi
     )
     layout = KVLayout(schedule.block_size, groups)
     factory = REFERENCE if backend == "reference" else CPU
-    formats = factory.formats(checkpoint)
+    # A token that was decoded and is read again in a chunk, after a preemption say, goes another way over latents: in
+    # f16 the two are near enough for greedy tokens to be the same.
+    is_latent = any(group.content == "latent" for group in groups)
+    formats = factory.formats(checkpoint, FormatWish(kv="f16" if is_latent and factory is CPU else None))
     assert not isinstance(formats, str), formats
     settings = BackendSettings(
         max_context=MAX_CONTEXT, max_tokens_per_step=schedule.step_tokens, formats=formats, threads=2
     )
     own = factory.create(checkpoint, layout, settings)
     config = SchedulerConfig(
-        max_context=MAX_CONTEXT, max_tokens_per_step=schedule.step_tokens, max_running=schedule.max_running
+        max_context=MAX_CONTEXT,
+        max_tokens_per_step=schedule.step_tokens,
+        max_running=schedule.max_running,
+        snapshot_tokens=1,
     )
     return Engine(Scheduler(config, layout), own, checkpoint.spec.vocab_size), own
 

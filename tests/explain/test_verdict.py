@@ -3,6 +3,7 @@ advised, the same requests are played again with it, and gain what was predicted
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +183,26 @@ def test_a_cache_miss_names_the_token_where_the_prefix_broke(folder: Path, fitte
     stage.play({"third": Ask(0.0, (*earlier[:37], *earlier[38:], 2), 2)})
     gain_s = ttft(timing) - ttft(stage.play({"fourth": Ask(0.0, moved, 2)})["fourth"])
     assert verdict.change is not None and verdict.change.gain_s == pytest.approx(gain_s, rel=0.1)
+
+
+def test_a_cache_miss_for_want_of_a_state(tmp_path: Path) -> None:
+    """The second prompt leaves the first where no state was kept: it reads what is cached, and the third finds one."""
+    settings = {"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "hidden_size": 64, "vocab_size": 256}
+    settings |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "norm_eps": 1e-5}
+    settings |= {"intermediate_size": 96, "block_auto_adjust_ff_dim": False, "max_position_embeddings": 2048}
+    settings |= {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "rope_theta": 1e6}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    stage, common = Stage(tmp_path), prompt(3, 700)
+    stage.play({"first": Ask(0.0, (*common, *prompt(4, 150)), 2)})
+    timing = stage.play({"second": Ask(0.0, (*common, *prompt(5, 150)), 2)})["second"]
+    # Chunks of up to 256 tokens end with blocks of 16: states are kept behind 256 tokens, 512, 768 and the last block.
+    assert timing.prefix is not None and timing.prefix[:] == (512, "state", 176) and timing.cached_tokens == 512
+    verdict = stage.explain(timing).verdict
+    check(verdict, Cause.CACHE_MISS, "start", "176 of which are cached from token 512 on, all but their state")
+    third = stage.play({"third": Ask(0.0, (*common, *prompt(6, 150)), 2)})["third"]
+    assert third.cached_tokens == 688
+    gain_s = ttft(timing) - ttft(third)
+    assert verdict.change is not None and verdict.change.gain_s == pytest.approx(gain_s, rel=0.25)
 
 
 @FITTED

@@ -236,7 +236,7 @@ def test_gguf_gemma3_patterns(tmp_path: Path) -> None:
         ('{"architectures": []}', "architectures must be a list of one name"),
         ('{"architectures": ["A", "B"]}', "architectures must be a list of one name"),
         ('{"architectures": "LlamaForCausalLM"}', "architectures must be a list of one name"),
-        ('{"architectures": ["BertModel"]}', "'BertModel' is not supported; known are: DeepseekV2ForCausalLM"),
+        ('{"architectures": ["T5Model"]}', "'T5Model' is not supported; known are: BertModel"),
         ('{"architectures": ["LlamaForCausalLM"]}', "is missing"),
     ],
 )
@@ -296,3 +296,22 @@ def test_a_config_with_another_size_than_its_tensors(llama: Path) -> None:
     (llama / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
     with pytest.raises(ModelError, match=r"does not have: model\.layers\.2\."):
         load_checkpoint(llama)
+
+
+def test_keys_and_values_of_layers_that_read_others_are_left_out(tmp_path: Path) -> None:
+    """Published Gemma 4's hold them."""
+    folder, _ = make_tiny("gemma4", tmp_path)
+    before = load_checkpoint(folder)
+
+    def give_them_kv(tensors: Tensors) -> None:
+        for part in ("k_proj", "v_proj", "k_norm"):
+            tensors[f"model.layers.5.self_attn.{part}.weight"] = torch.ones_like(
+                tensors[f"model.layers.2.self_attn.{part}.weight"]
+            )
+
+    assert set(load_checkpoint(rewrite(folder, give_them_kv)).tensors) == set(before.tensors)
+    assert not any(name.startswith("layers.5.k") for name in before.tensors)
+    with pytest.raises(ModelError, match=r"does not have: model\.layers\.2\.self_attn\.k_proj\.bias"):
+        load_checkpoint(
+            rewrite(folder, lambda tensors: tensors.update({"model.layers.2.self_attn.k_proj.bias": torch.ones(128)}))
+        )

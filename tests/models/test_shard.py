@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.backends.cpu.random_weights import random_tensor
 from tests.models.quantised.folders import FORMATS, make_quantised
-from tests.models.tiny_checkpoints import make_tiny, variants
+from tests.models.tiny_checkpoints import make_tiny, sharded_variants
 
 from twostroke.backends.host.kept_weights import source_of
 from twostroke.core.errors import ModelError
@@ -63,7 +63,7 @@ def test_heads_go_with_their_kv_heads(heads: int, kv_heads: int, size: int, expe
         first_head += part.spec.layers[1].grouped.num_heads
 
 
-@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("variant", sharded_variants())
 def test_every_tensor_of_a_part_has_the_shape_that_it_declares(variant: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
     for size in (2, 3, 4):
@@ -170,3 +170,9 @@ def test_blocks_of_the_file_bind_where_it_is_cut() -> None:
     )
     with pytest.raises(ModelError, match="8 KV heads, which stay together in runs of 4, cannot be shared by 4 ranks"):
         parts_of(stored, 4)
+
+
+def test_layers_that_keep_states_are_not_shared(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_tiny("lfm2", tmp_path)[0])
+    with pytest.raises(ModelError, match="layers that keep a state in place of keys and values cannot be shared"):
+        parts_of(checkpoint, 2)

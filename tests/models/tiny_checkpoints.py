@@ -207,6 +207,183 @@ def _gpt_oss(**settings: Any) -> PreTrainedModel:
     return transformers.GptOssForCausalLM(transformers.GptOssConfig(**{**_SIZES, **own, **settings}))
 
 
+def _minimax_m2(**settings: Any) -> PreTrainedModel:
+    own: dict[str, Any] = {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3}
+    own["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    return transformers.MiniMaxM2ForCausalLM(transformers.MiniMaxM2Config(**{**_SIZES, **own, **settings}))
+
+
+_GEMMA4: dict[str, Any] = {
+    **_SIZES,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_hidden_layers": 6,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "final_logit_softcapping": 5.0,
+}
+
+
+def _gemma4_config(**settings: Any) -> transformers.Gemma4TextConfig:
+    """As E2B and E4B are: inputs for each layer, and upper layers without KV."""
+    own = {"hidden_size_per_layer_input": 32, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+    return transformers.Gemma4TextConfig(**{**_GEMMA4, **own, **settings})
+
+
+def _gemma4(**settings: Any) -> PreTrainedModel:
+    return transformers.Gemma4ForCausalLM(_gemma4_config(**settings))
+
+
+def _gemma4_large(**settings: Any) -> PreTrainedModel:
+    """As 31B is: no values of their own in full layers, which have fewer KV heads."""
+    own = {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    return transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**{**_GEMMA4, **own, **settings}))
+
+
+def _gemma4_moe(**settings: Any) -> PreTrainedModel:
+    """As 26B-A4B is."""
+    own = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 32}
+    return _gemma4_large(**own, num_hidden_layers=3, layer_types=_GEMMA4["layer_types"][:3], **settings)
+
+
+def _gemma4_vision() -> PreTrainedModel:
+    """As all are published: text inside a model that sees and hears."""
+    vision = transformers.Gemma4VisionConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        patch_size=4,
+        pooling_kernel_size=1,
+    )
+    config = transformers.Gemma4Config(
+        text_config=_gemma4_config(), vision_config=vision, audio_config=None, image_token_id=3
+    )
+    return transformers.Gemma4ForConditionalGeneration(config)
+
+
+def _gemma4_unified(**settings: Any) -> PreTrainedModel:
+    """As 12B is."""
+    left_out = ("vocab_size_per_layer_input",)
+    own = {name: value for name, value in _GEMMA4.items() if name not in left_out}
+    own |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    return transformers.Gemma4UnifiedForCausalLM(transformers.Gemma4UnifiedTextConfig(**{**own, **settings}))
+
+
+def _lfm2(**settings: Any) -> PreTrainedModel:
+    own = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+    # Two thirds of 150, rounded up to a multiple of 32.
+    own |= {"intermediate_size": 150, "block_multiple_of": 32, "tie_word_embeddings": False}
+    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**{**_SIZES, **own, **settings}))
+
+
+def _lfm2_moe(**settings: Any) -> PreTrainedModel:
+    own = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1}
+    own |= {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "conv_L_cache": 4}
+    return transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**{**_SIZES, **own, **settings}))
+
+
+# A delta net norms what it reads, however little that is, and its last bits with it: less so with this epsilon.
+_DELTA_NET: dict[str, Any] = {
+    "rms_norm_eps": 1e-3,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+_SHARED_EXPERT = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_SHARED_EXPERT |= {"shared_expert_intermediate_size": 64}
+
+
+def _qwen3_next(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_DELTA_NET, **_SHARED_EXPERT, **settings}
+    return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**own))
+
+
+def _qwen3_5(**settings: Any) -> PreTrainedModel:
+    return transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**{**_SIZES, **_DELTA_NET, **settings}))
+
+
+def _qwen3_5_moe(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_DELTA_NET, **_SHARED_EXPERT, **settings}
+    own.pop("intermediate_size")
+    return transformers.Qwen3_5MoeForCausalLM(transformers.Qwen3_5MoeTextConfig(**own))
+
+
+def _qwen3_5_vision() -> PreTrainedModel:
+    """As Qwen3.5 is published: the nested config, the prefixed names, the tensors to leave out."""
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.Qwen3_5Config(
+        text_config=_qwen3_5().config.to_dict(),
+        vision_config=vision,
+        image_token_id=3,
+        video_token_id=4,
+        vision_start_token_id=5,
+        vision_end_token_id=6,
+    )
+    return transformers.Qwen3_5ForConditionalGeneration(config)
+
+
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.8,
+    "shared_intermediate_size": 64,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+
+
+def _granite_hybrid(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, **settings}
+    return transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**own))
+
+
+def _nemotron_h(**settings: Any) -> PreTrainedModel:
+    kinds = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention", "moe"]
+    own = {"layers_block_type": kinds, "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2}
+    own |= {"ssm_state_size": 32, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    # Steps short enough for some to be lengthened.
+    own |= {"moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 1.5, "time_step_min": 0.3}
+    return transformers.NemotronHForCausalLM(transformers.NemotronHConfig(**{**_SIZES, **own, **settings}))
+
+
+def _olmo2(**settings: Any) -> PreTrainedModel:
+    return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**{**_SIZES, **settings}))
+
+
+def _olmo3(**settings: Any) -> PreTrainedModel:
+    plain = {"rope_type": "default", "rope_theta": 10_000.0}
+    ropes = {"sliding_attention": plain, "full_attention": _YARN}
+    own = {"sliding_window": WINDOW, "num_hidden_layers": 4, "rope_parameters": ropes}
+    return transformers.Olmo3ForCausalLM(transformers.Olmo3Config(**{**_SIZES, **own, **settings}))
+
+
+def _granite(**settings: Any) -> PreTrainedModel:
+    scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
+    own = {**scales, "logits_scaling": 1.5, "rms_norm_eps": 1e-3}  # an epsilon that is felt
+    return transformers.GraniteForCausalLM(transformers.GraniteConfig(**{**_SIZES, **own, **settings}))
+
+
+def _seed_oss(**settings: Any) -> PreTrainedModel:
+    return transformers.SeedOssForCausalLM(transformers.SeedOssConfig(**{**_SIZES, "head_dim": 32, **settings}))
+
+
+def _ernie4_5(**settings: Any) -> PreTrainedModel:
+    return transformers.Ernie4_5ForCausalLM(transformers.Ernie4_5Config(**{**_SIZES, "head_dim": 32, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -241,6 +418,29 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "glm4_moe": _glm4_moe,
     "ministral3": _ministral3,
     "gpt_oss": _gpt_oss,
+    "minimax_m2": _minimax_m2,
+    "gemma4": _gemma4,
+    "gemma4_large": _gemma4_large,
+    "gemma4_moe": _gemma4_moe,
+    "gemma4_vision": _gemma4_vision,
+    "gemma4_unified": _gemma4_unified,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
+    "qwen3_next": _qwen3_next,
+    "qwen3_next_mixed": lambda: _qwen3_next(mlp_only_layers=[1], norm_topk_prob=False, linear_value_head_dim=16),
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5_moe,
+    "qwen3_5_vision": _qwen3_5_vision,
+    "granite_hybrid": _granite_hybrid,
+    "granite_hybrid_dense": lambda **settings: _granite_hybrid(
+        **{"num_local_experts": 0, "position_embedding_type": "rope", "mamba_n_groups": 1, **settings}
+    ),
+    "nemotron_h": _nemotron_h,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "granite": _granite,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie4_5,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -251,12 +451,31 @@ _BEYOND_HOST = (
     "mistral4",
     "mistral3_vision",
     "gpt_oss",
+    "minimax_m2",
+    "gemma4",
+    "lfm2",
+    "qwen3_next",
+    "qwen3_5",
+    "granite_hybrid",
+    "nemotron_h",
+    "olmo2",
+    "olmo3",
 )
 """Families that not every backend computes."""
+_KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
 
 
 def variants() -> list[str]:
     return list(_BUILDERS)
+
+
+NORMED_OVER_HEADS = ("minimax_m2", "olmo2", "olmo3")
+"""Those whose norms of queries span all heads, which no ranks can share."""
+
+
+def sharded_variants() -> list[str]:
+    """Those whose layers several ranks can share: none keeps a state."""
+    return [one for one in _BUILDERS if one not in NORMED_OVER_HEADS and not one.startswith(_KEEP_STATES)]
 
 
 def uniform_variants() -> list[str]:
@@ -271,7 +490,13 @@ def dense_variants() -> list[str]:
 
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: all of one size, dense or with experts."""
-    return [*uniform_variants(), "qwen3_moe_mixed", "gpt_oss"]
+    others = ["qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3"]
+    hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
+    return [*uniform_variants(), *others, *latent_variants(), *hybrids]
+
+
+def latent_variants() -> list[str]:
+    return ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "mistral3_vision"]
 
 
 def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrainedModel]:
@@ -281,7 +506,8 @@ def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrai
     model = builder(**changes) if changes else builder()
     model = model.eval()
     model.set_attn_implementation("eager")
-    _randomise(model, norm_centre=0.0 if variant.startswith("gemma") else 1.0)
+    less_one = ("gemma2", "gemma3", "qwen3_next", "qwen3_5")
+    _randomise(model, norm_centre=0.0 if variant.startswith(less_one) else 1.0)
     model.save_pretrained(folder)
     return folder, model
 
@@ -292,18 +518,25 @@ def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if "norm" in name:
-                parameter.copy_(norm_centre + 0.2 * noise)
+                plain = "linear_attn.norm" in name  # a delta net's own is stored as it is
+                parameter.copy_((1.0 if plain else norm_centre) + 0.2 * noise)
+            elif name.endswith("A_log"):
+                parameter.copy_(noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
             elif "embed" in name:
                 parameter.copy_(0.3 * noise)
+            elif name.endswith("scale"):
+                parameter.copy_(1 + 0.2 * noise)
             elif name.endswith("sinks"):
                 parameter.copy_(noise)
             else:
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn_like(buffer))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.2 * torch.randn_like(buffer))
 
 
 def make_classic(folder: Path) -> None:

@@ -4,6 +4,7 @@ gives them. Uses the `gguf` package, so that the file is not of our own making."
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,25 @@ _ARCHITECTURES = {
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
 }
 
 
+_GEMMA4_BARE = (".router.", ".experts.", "layer_scalar")
+_GEMMA4_SCALES = {".router.scale.weight": "ffn_gate_inp.scale", ".per_expert_scale.weight": "ffn_down_exps.scale"}
+"""Names that the converter gives without its map."""
 Stored = tuple[np.ndarray[Any, np.dtype[np.uint8]], gguf.GGMLQuantizationType]
 
 
@@ -41,18 +58,20 @@ def write_gguf(
 ) -> Path:
     """`overrides` replace or add keys, without the architecture's prefix. `store`, asked with each tensor's name in the
     file and its values, may give bytes of another kind."""
-    config = model.config
+    config = deepcopy(model.config)
+    config.allow_global_per_layer_attribute_access = True  # what sliding layers have
     architecture = _ARCHITECTURES[config.model_type]
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_keys(config), **overrides}.items():
-        add_key(writer, f"{name}.{key}", value)
+        if value is not None:
+            add_key(writer, f"{name}.{key}", value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     has_stacks = "attention.key_length_mla" in overrides
     for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        new_name = names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
+        new_name = _gemma4_scale(stored_name) or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
         new_name += ".weight" if new_name.endswith("attn_sinks") else ""
         quantised = store(new_name, tensor) if store is not None else None
@@ -69,24 +88,126 @@ def write_gguf(
     return path
 
 
+def _gemma4_scale(name: str) -> str | None:
+    for ending, new_name in _GEMMA4_SCALES.items():
+        if name.endswith(ending):
+            return f"blk.{name.split('.layers.')[1].split('.')[0]}.{new_name}"
+    return None
+
+
 def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Stacks of experts have names of their own, and gate and up are apart. `has_stacks`: what expands latents lies in
     a stack of heads for keys and one for values."""
     for name, tensor in state.items():
-        if config.model_type == "gpt_oss" and ".experts." in name:
+        # As the `gguf` package knows them.
+        stem = name.rpartition(".")[0].removeprefix("model." if config.model_type == "lfm2_moe" else "") + "."
+        if config.model_type == "gemma4_text" and any(part in name for part in _GEMMA4_BARE):
+            yield name if name.endswith(".weight") else f"{name}.weight", tensor
+        elif ".linear_attn." in name:
+            yield from _delta_net_parts(name, tensor, config)
+        elif config.model_type == "granitemoehybrid":
+            yield from _granite_parts(name, tensor, config)
+        elif config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
         elif name.endswith("e_score_correction_bias"):
             yield name.replace("_bias", ".bias"), tensor
+        elif name.endswith("feed_forward.expert_bias"):
+            yield f"{name}.bias", tensor
+        elif name.endswith("conv.weight"):
+            yield name, tensor.squeeze(1)
         elif name.endswith("kv_b_proj.weight") and has_stacks:
             by_head = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
             keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
             yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b_proj"), values
-        elif name.endswith("mlp.experts.gate_up_proj"):
-            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        elif name.endswith(".experts.gate_up_proj"):
+            for part, half in zip(_expert_parts(config)[:2], tensor.chunk(2, dim=1), strict=True):
+                yield stem + f"{part}.weight", half
+        elif name.endswith(".experts.down_proj"):
+            yield stem + f"{_expert_parts(config)[2]}.weight", tensor
         else:
-            yield name + (".weight" if name.endswith("mlp.experts.down_proj") else ""), tensor
+            yield name, tensor
+
+
+def _expert_parts(config: Any) -> tuple[str, ...]:
+    """As the `gguf` package knows gate, up and down of stacked experts."""
+    return ("w1", "w3", "w2") if config.model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
+
+
+def _delta_net_parts(name: str, tensor: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of Qwen3-Next, q, k and v are taken out of each head of keys; of Qwen3.5, heads of values are put in another
+    order: the first of each head of keys, then the second of each."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    key_dim, value_dim, each = config.linear_key_head_dim, config.linear_value_head_dim, heads // keys
+    stem, _, own = name.rpartition(".linear_attn.")
+    stem += ".linear_attn."
+    if own == "in_proj_qkvz.weight":
+        parts = tensor.view(keys, -1, tensor.shape[1]).split(
+            [key_dim, key_dim, each * value_dim, each * value_dim], dim=1
+        )
+        q, k, v, z = (part.reshape(-1, tensor.shape[1]) for part in parts)
+        yield f"{stem}in_proj_qkv.weight", torch.cat([q, k, v])
+        yield f"{stem}in_proj_z.weight", z
+        return
+
+    def ordered(values: torch.Tensor, width: int) -> torch.Tensor:
+        if config.model_type == "qwen3_next":
+            return values
+        return values.view(keys, each, width, *values.shape[1:]).transpose(0, 1).reshape(values.shape)
+
+    width = 2 * keys * key_dim
+    if own == "A_log":
+        yield name, ordered(-tensor.exp(), 1)
+    elif own == "dt_bias":
+        yield f"{stem}dt_proj.bias", ordered(tensor, 1)
+    elif own == "conv1d.weight":
+        tensor = tensor.squeeze(1)
+        yield name, torch.cat([tensor[:width], ordered(tensor[width:], value_dim)])
+    elif own == "in_proj_qkv.weight":
+        yield name, torch.cat([tensor[:width], ordered(tensor[width:], value_dim)])
+    elif own in ("in_proj_b.weight", "in_proj_a.weight"):
+        yield name, ordered(tensor, 1)
+    elif own == "in_proj_z.weight":
+        yield name, ordered(tensor, value_dim)
+    elif own == "out_proj.weight":
+        yield name, ordered(tensor.T, value_dim).T
+    else:
+        yield name, tensor
+
+
+def _granite_parts(name: str, tensor: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    stem, _, own = name.partition(".mamba.")
+    if own in ("A_log", "D"):
+        yield name, (-tensor.exp() if own == "A_log" else tensor)[:, None]
+    elif own == "dt_bias":
+        yield f"{stem}.mamba.dt_proj.bias", tensor
+    elif own == "conv1d.weight":
+        yield name, tensor.squeeze(1)
+    elif own == "norm.weight":
+        yield name, tensor.view(config.mamba_n_groups, -1)
+    elif ".shared_mlp." in name and not config.num_local_experts:
+        stem = name.partition(".shared_mlp.")[0]
+        if name.endswith("output_linear.weight"):
+            yield f"{stem}.mlp.down_proj.weight", tensor
+        else:
+            gate, up = tensor.chunk(2)
+            yield f"{stem}.mlp.gate_proj.weight", gate
+            yield f"{stem}.mlp.up_proj.weight", up
+    elif ".shared_mlp." in name and name.endswith("input_linear.weight"):
+        gate, up = tensor.chunk(2)
+        stem = name.partition(".shared_mlp.")[0]
+        yield f"{stem}.mlp.shared_expert.gate_proj.weight", gate
+        yield f"{stem}.mlp.shared_expert.up_proj.weight", up
+    elif name.endswith("experts.gate_up_proj"):
+        stem = name.partition(".block_sparse_moe.")[0]
+        for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+            yield f"{stem}.mlp.experts.{part}_proj.weight", half
+    elif name.endswith("experts.down_proj"):
+        yield f"{name.partition('.block_sparse_moe.')[0]}.mlp.experts.down_proj.weight", tensor
+    elif name.endswith("router.weight"):
+        yield name.replace("router.weight", "router.layer.weight"), tensor
+    else:
+        yield name, tensor
 
 
 def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -134,6 +255,53 @@ def later_latent_keys(config: Any) -> dict[str, Any]:
     }
 
 
+def _delta_net_keys(config: Any) -> dict[str, Any]:
+    keys = {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+        "full_attention_interval": 1 + config.layer_types.index("full_attention"),
+    }
+    if getattr(config, "num_experts", None):
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+        keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    return keys
+
+
+def _granite_keys(config: Any) -> dict[str, Any]:
+    heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
+    return {
+        "attention.head_count_kv": heads,
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.group_count": config.mamba_n_groups,
+        "ssm.time_step_rank": config.mamba_n_heads,
+        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+        "embedding_scale": config.embedding_multiplier,
+        "attention.scale": config.attention_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": config.logits_scaling,
+        "rope.scaling.finetuned": config.position_embedding_type == "rope",
+        "expert_shared_feed_forward_length": config.shared_intermediate_size if config.num_local_experts else None,
+    }
+
+
+def _convolution_keys(config: Any) -> dict[str, Any]:
+    """LFM2's: KV heads layer by layer, and the width of the MLP as it is."""
+    heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
+    keys = {"attention.head_count_kv": heads, "shortconv.l_cache": config.conv_L_cache}
+    keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
+    if config.model_type == "lfm2":
+        unit = config.block_multiple_of
+        keys["feed_forward_length"] = (int(2 * config.intermediate_size / 3) + unit - 1) // unit * unit
+    else:
+        keys |= {"leading_dense_block_count": config.num_dense_layers, "expert_gating_func": 2}
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+    return keys
+
+
 def _keys(config: Any) -> dict[str, Any]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     ropes = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -141,10 +309,10 @@ def _keys(config: Any) -> dict[str, Any]:
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None),
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.freq_base": ropes["rope_theta"],
@@ -154,12 +322,25 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
     if getattr(config, "moe_intermediate_size", None):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if config.model_type == "minimax_m2":
+        keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
+    if config.model_type == "gemma4_text":
+        keys |= _gemma4_keys(config)
+    if config.model_type == "granite":
+        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier}
+        keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
     if ropes["rope_type"] == "yarn":
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": ropes["factor"]}
         keys["rope.scaling.original_context_length"] = ropes["original_max_position_embeddings"]
         keys |= {f"rope.scaling.yarn_{name}": ropes[name] for name in ("beta_fast", "beta_slow")}
+    if hasattr(config, "linear_num_key_heads"):
+        keys |= _delta_net_keys(config)
+    if config.model_type == "granitemoehybrid":
+        keys |= _granite_keys(config)
+    if hasattr(config, "conv_L_cache"):
+        keys |= _convolution_keys(config)
     if getattr(config, "kv_lora_rank", None):
         keys |= _latent_keys(config)
     if ropes["rope_type"] == "linear":
@@ -172,6 +353,33 @@ def _keys(config: Any) -> dict[str, Any]:
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, cap, None):
             keys[cap] = getattr(config, cap)
+    return keys
+
+
+def _gemma4_keys(config: Any) -> dict[str, Any]:
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    by_layer = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    whole_dim, local_dim = by_layer[-1].head_dim, config.head_dim
+    first_sharing = config.num_hidden_layers - config.num_kv_shared_layers
+    keys = {
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "attention.sliding_window_pattern": slides,
+        "attention.key_length": whole_dim,
+        "attention.value_length": whole_dim,
+        "attention.key_length_swa": local_dim,
+        "attention.value_length_swa": local_dim,
+        "rope.dimension_count": whole_dim,
+        "rope.dimension_count_swa": local_dim,
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+    }
+    if config.use_double_wide_mlp:
+        width = config.intermediate_size
+        keys["feed_forward_length"] = [width * (1 + (layer >= first_sharing)) for layer in range(len(slides))]
+    if config.attention_k_eq_v:
+        keys["attention.head_count_kv"] = [layer.num_key_value_heads for layer in by_layer]
+    if config.enable_moe_block:
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts}
     return keys
 
 
@@ -189,9 +397,10 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+    is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
+    if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral"):
+    if config.model_type in ("llama", "mistral", "mixtral", "granite", "granitemoehybrid"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:
@@ -207,6 +416,10 @@ def _pairs_from_halves(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 def _rope_tensors(config: Any) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     ropes = config.rope_parameters
+    if config.model_type == "gemma4_text":
+        pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
+        rotated = int(pairs * ropes["full_attention"]["partial_rotary_factor"])
+        return {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (pairs - rotated), dtype=np.float32)}
     if ropes.get("rope_type") == "longrope":
         return {
             "rope_factors_long.weight": np.array(ropes["long_factor"], dtype=np.float32),

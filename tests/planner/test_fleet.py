@@ -17,9 +17,10 @@ from twostroke.cost.floor import StepWork
 from twostroke.cost.model_shape import KVGroupShape
 from twostroke.planner.fleet.fleet import Fleet, simulate_fleet
 from twostroke.planner.fleet.link import Link, find_link, handoff_bytes
+from twostroke.planner.fleet.member import FleetReplica
 from twostroke.planner.fleet.report import FleetReport
 from twostroke.planner.fleet.spec import Failure, FleetSpec, PoolLook
-from twostroke.planner.simulate import simulate
+from twostroke.planner.simulate import Prompts, simulate
 from twostroke.planner.trace import Lengths, TraceRequest, bursts, poisson
 
 KV_BYTES = 131_072
@@ -199,6 +200,20 @@ def test_the_only_writer_fails_and_requests_wait_for_the_next() -> None:
     report = simulate_fleet(spec, trace)
     assert len(report.felt.ttft_s) == 2
     assert max(report.felt.ttft_s) >= 2.0  # 4.0, when the next is there, less 2.0, when it came
+
+
+def test_the_share_of_the_time_that_is_read_is_counted_as_it_passes() -> None:
+    """Steps of 3 s are more than what is looked at: a replica that reads half of the time says so at every look."""
+    replica = FleetReplica(replace(SPEC, step_seconds=lambda work: 3.0 if work.chunks else 0.5, run_ahead=False))
+    prompts, busy, marks = Prompts(), [], [replica.totals_at(0.0)]
+    for moment_s in range(48):
+        if moment_s % 6 == 0:
+            replica.add(prompts.request(TraceRequest(float(moment_s), 100, 1)))
+        replica.play_until(moment_s + 1.0)
+        marks.append(replica.totals_at(moment_s + 1.0))
+        if moment_s >= 11:
+            busy.append(marks[-1].since(marks[-13]).reading_s / 12.0)
+    assert busy == pytest.approx([0.5] * len(busy))
 
 
 def test_a_pool_follows_its_scaler_and_whoever_drains_ends_its_work() -> None:

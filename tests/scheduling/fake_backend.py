@@ -1,7 +1,8 @@
 """A backend without arithmetic. It keeps rows as a real one does, and in place of keys and values it writes the whole
 prefix that a key depends on; every step it checks that each key a query may read is the sequence's own. The token it
 samples is a function of the prefix alone, so `expected_output` knows what a request must get without a scheduler.
-It verifies drafts, the host's or its own, of which a random number holds; the keys of those that do not are rubbish."""
+It verifies drafts, the host's or its own, of which a random number holds; the keys of those that do not are rubbish.
+A state is the whole prefix, too: one that was restored from the wrong place, or holds a draft that did not, is seen."""
 
 from __future__ import annotations
 
@@ -161,10 +162,12 @@ class FakeBackend:
         work = (*step.decodes, *step.prefills)
         assert len({item.seq_id for item in work}) == len(work), "a sequence with two pieces of work"
         refuse_drafts(self, step)
+        self._restore(step)
         spans = [self._span(item) for item in work]
         result = self._results(step)
         for span in spans:
             self._write(*span)
+        self._save(step, {row.join.seq_id: start for row, start, _ in spans})
         for row, start, _ in spans:
             self._read(row, start)
         return FakeTicket(result)
@@ -183,6 +186,25 @@ class FakeBackend:
             assert self.blocks is not None
             for offset, content in enumerate(struct.unpack(f"<{size}q", self.blocks.view(group, slot))):
                 self.kv[group][block, offset] = content
+
+    def _restore(self, step: Step) -> None:
+        """In any order."""
+        slots = [(group, source) for _, group, source, _ in step.restores]
+        targets = [(group, target) for _, group, _, target in step.restores]
+        targets += [(group, slot) for _, group, slot, _ in step.saves]
+        assert len(set(targets)) == len(targets) and not set(slots) & set(targets), "copies that depend on their order"
+        for seq_id, group, source, target in step.restores:
+            assert self.rows[seq_id].tables[group] == {0: target}, "a state restored for somebody else"
+            self.kv[group][target, 0] = self.kv[group][source, 0]
+
+    def _save(self, step: Step, starts: dict[int, int]) -> None:
+        for seq_id, group, slot, length in step.saves:
+            row = self.rows[seq_id]
+            assert length % self.layout.block_size == 0 and row.computed is not None
+            if starts[seq_id] < length <= row.computed:
+                self.kv[group][slot, 0] = row.contents[length - 1]
+            else:
+                assert any(slot.seq_id == seq_id for slot in step.decodes), "a chunk does not end where it is saved"
 
     def _update_rows(self, step: Step) -> None:
         for seq_id in step.leaves:
@@ -226,8 +248,11 @@ class FakeBackend:
         block_size = self.layout.block_size
         for group, table, kv in zip(self.layout.groups, row.tables, self.kv, strict=True):
             if group.is_state:
-                assert start == 0 or kv.get((table[0], 0)) == row.contents[start - 1], "a state that is not its own"
-                kv[table[0], 0] = row.contents[end - 1]
+                is_own = start == 0 or kv.get((table[0], 0)) == row.contents[start - 1]
+                # Of a row that failed a token came in twice: what was launched behind it is dropped.
+                assert is_own or row.join.seq_id in self.errors, "a state that is not its own"
+                assert row.computed is not None
+                kv[table[0], 0] = row.contents[row.computed - 1]
                 continue
             for position in range(start, end):
                 content = row.contents[position] if position < (row.computed or 0) else RUBBISH

@@ -121,7 +121,14 @@ class Loop:
             blocks = FakeBlocks(kv_layout, slots, bytes_per_s)
             tiers = KVTiers(HostTier(slots), fake_format(kv_layout), blocks, disk=disk, worth=worth or AlwaysWorth())
         key = None if disk is None else disk.key
-        ledger = KVLedger(kv_layout, prefix_caching=self.config.prefix_caching, digest=digest, key=key, tiers=tiers)
+        ledger = KVLedger(
+            kv_layout,
+            prefix_caching=self.config.prefix_caching,
+            digest=digest,
+            key=key,
+            tiers=tiers,
+            snapshot_tokens=self.config.snapshot_tokens,
+        )
         if drafts and drafting is None:
             drafting = RandomDrafting(drafts, seed)
         self.scheduler = Scheduler(

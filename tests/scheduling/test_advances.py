@@ -11,8 +11,8 @@ from tests.scheduling.fake_backend import FakeTicket, expected_output
 from tests.scheduling.loop import VOCAB_SIZE, Loop, layout, request
 from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.step import Drafts, SampledToken, Step
+from twostroke.scheduling.advance import TOO_MANY_TOKENS
 from twostroke.scheduling.plan import Drafting
-from twostroke.scheduling.scheduler import TOO_MANY_TOKENS
 
 
 class Always(Drafting):

@@ -22,7 +22,8 @@ windows = st.one_of(st.none(), st.integers(1, 11))
 def layouts(draw: st.DrawFn) -> KVLayout:
     block_size = draw(st.integers(1, 4))
     groups = draw(st.lists(st.tuples(windows, st.integers(3, 14)), min_size=1, max_size=3))
-    return layout(*groups, block_size=block_size)
+    states = draw(st.sampled_from([None, None, 1, 2, 3, 6, 12]))
+    return layout(*groups, block_size=block_size, states=states)
 
 
 configs = st.fixed_dictionaries(
@@ -31,6 +32,7 @@ configs = st.fixed_dictionaries(
         "max_running": st.integers(1, 6),
         "max_chunk_tokens": st.one_of(st.none(), st.integers(1, 7)),
         "prefix_caching": st.sampled_from([True, True, True, False]),
+        "snapshot_tokens": st.sampled_from([1, 1, 5, 9, 100]),
         "kv_watermark": st.sampled_from([0.0, 0.01, 0.3]),
         "priority_aging_s": st.sampled_from([0.0, 1.0, 20.0]),
         "depth": st.integers(0, 2),

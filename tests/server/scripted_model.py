@@ -15,6 +15,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 HIDDEN = 512
 END = "<|end|>"
 CONTROL_TOKENS = [END, "<|turn|>", "<|answer|>", "<|call|>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]
+OWN_TOKENS = {
+    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
+    "minimax": ["<minimax:tool_call>", "</minimax:tool_call>"],
+}
+"""Control tokens of one format alone: some are known by them."""
 THOUGHT = ["<think>", "Let me", " see.", "</think>", "\n\n", "Well, ", "well.", END]
 HOLES = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"]
 FILLED = ["<|fim_middle|>", "return", " a + b", "<|fim_pad|>", "and more"]
@@ -22,8 +27,40 @@ HERMES_CALL = ["<tool_call>", '\n{"name": "roll_dice", "arguments": ', '{"sides"
 LLAMA3_CALL = ["<|python_tag|>", '{"name": "roll_dice", "parameters": ', '{"sides": ', "6}", "} "]
 MISTRAL_CALL = ["[TOOL_CALLS]", '[{"name": "roll_dice", "arguments": ', '{"sides" : ', "6 }", "}]"]
 MISTRAL_ARGS_CALL = ["[TOOL_CALLS]", "roll_dice", "[CALL_ID]", "AbCd12345", "[ARGS]", '{"sides" : ', "6 }"]
+GEMMA4_CALL = ["<|tool_call>", "call:", "roll_dice", "{sides:", "6}", "<tool_call|>"]
+MINIMAX_CALL = ["<minimax:tool_call>", '\n<invoke name="', 'roll_dice">', '\n<parameter name="sides">', "6", "</para"]
+MINIMAX_CALL += ["meter>\n</invoke>\n", "</minimax:tool_call>"]
 
 TEMPLATES = {
+    "gemma4": """
+{%- macro argument(value) %}
+{%- if value is string %}<|"|>{{ value }}<|"|>
+{%- elif value is boolean %}{{ "true" if value else "false" }}
+{%- elif value is mapping %}{ {%- for key, inner in value | dictsort %}{{ key }}:{{ argument(inner) }}
+{%- if not loop.last %},{% endif %}{% endfor -%} }
+{%- elif value is sequence %}[{% for inner in value %}{{ argument(inner) }}{% if not loop.last %},{% endif %}
+{%- endfor %}]
+{%- else %}{{ value }}{% endif %}{% endmacro %}
+{%- for message in messages %}<|turn|>{{ message.role }}
+{% if tools and loop.first %}{{ tools | tojson }}{% endif %}
+{%- for call in message.tool_calls or [] %}
+{%- if call.function.arguments is not mapping %}{{ raise_exception("Arguments are an object.") }}{% endif %}
+{{- "<|tool_call>call:" + call.function.name + "{" }}
+{%- for key, value in call.function.arguments | dictsort %}{{ key }}:{{ argument(value) }}
+{%- if not loop.last %},{% endif %}{% endfor %}{{ "}<tool_call|>" }}{% endfor %}
+{{- message.content or "" }}<|end|>{% endfor %}<|turn|>model
+<|call|>""",
+    "minimax": """
+{%- for message in messages %}<|turn|>{{ message.role }}
+{% if tools and loop.first %}{{ tools | tojson }}{% endif %}
+{%- if message.tool_calls %}<minimax:tool_call>
+{% for call in message.tool_calls %}<invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments.items() %}<parameter name="{{ key }}">
+{{- value | tojson if value is not string else value }}</parameter>
+{% endfor %}</invoke>
+{% endfor %}</minimax:tool_call>{% endif %}
+{{- message.content or "" }}<|end|>{% endfor %}<|turn|>ai
+<|call|>""",
     "hermes": """
 {%- if tools %}<|turn|>system
 {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
@@ -76,6 +113,8 @@ CALLS = {
     "llama3": [*LLAMA3_CALL, END],
     "mistral": [*MISTRAL_CALL, END],
     "mistral-args": [*MISTRAL_ARGS_CALL, END],
+    "gemma4": [*GEMMA4_CALL, END],
+    "minimax": [*MINIMAX_CALL, END],
 }
 
 
@@ -83,7 +122,7 @@ def make_scripted(folder: Path, tool_format: str) -> Path:
     lines = [["<|call|>", *CALLS[tool_format]]]
     if tool_format == "hermes":
         lines += [["<|answer|>", *THOUGHT], FILLED]
-    tokenizer = _tokenizer(lines)
+    tokenizer = _tokenizer(lines, [*CONTROL_TOKENS, *OWN_TOKENS.get(tool_format, []), *HOLES])
     size = tokenizer.get_vocab_size()
     assert size <= HIDDEN
     follows = np.zeros((size, HIDDEN), np.float32)  # [next token, this token]
@@ -101,13 +140,13 @@ def make_scripted(folder: Path, tool_format: str) -> Path:
     return folder
 
 
-def _tokenizer(lines: list[list[str]]) -> Tokenizer:
+def _tokenizer(lines: list[list[str]], control_tokens: list[str]) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([*CONTROL_TOKENS, *HOLES])
-    words = dict.fromkeys(word for line in lines for word in line if word not in (*CONTROL_TOKENS, *HOLES))
+    tokenizer.add_special_tokens(control_tokens)
+    words = dict.fromkeys(word for line in lines for word in line if word not in control_tokens)
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
     return tokenizer
 

@@ -74,6 +74,20 @@ def test_browsers_get_the_page_and_others_the_line_that_they_look_for(files: Pat
     assert asked("GET", "/").text == "Twostroke is running" == asked("GET", "/", headers=HTML, page="off").text
 
 
+def test_the_page_is_told_what_it_may_do_before_anything_else(files: Path) -> None:
+    (files / "index.html").write_text('<!doctype html>\n<html lang="en"><title>A page</title></html>')
+    found = read_files(files)
+    shown = {}
+    for mode in ("view", "full"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(page, "page_files", lambda: found)
+            shown[mode] = asked("GET", "/", headers=HTML, page=mode)
+            tagged = {**HTML, "if-none-match": shown[mode].headers["etag"]}
+            assert asked("GET", "/", headers=tagged, page=mode).status_code == 304
+            assert asked("GET", "/", headers=tagged, page="full" if mode == "view" else "view").status_code == 200
+        assert f'<html data-page="{mode}" lang="en">' in shown[mode].text
+
+
 def test_a_file_says_what_it_is_and_is_not_sent_twice(files: Path) -> None:
     sent = asked("GET", "/page/views/steps.js")
     assert sent.status_code == 200 and sent.headers["content-type"] == "text/javascript; charset=utf-8"

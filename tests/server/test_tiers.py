@@ -56,6 +56,7 @@ def test_what_tiers_hold_and_move_reaches_prometheus() -> None:
     report = TierReport(
         hit_tokens={"device": 16, "host": 32, "disk": 48},
         bytes={"host": 1000, "disk": 2000},
+        blocks={"host": 10, "disk": 20},
         limit_bytes={"host": 4000, "disk": 8000},
         moved_blocks={"spilled": 1, "loaded": 2, "written": 3, "fetched": 4},
         moved_bytes={"spilled": 10, "loaded": 20, "written": 30, "fetched": 40},

@@ -1,4 +1,4 @@
-"""Llama 3's and both of Mistral's tool calls through the server, with templates that render tools: calls the model
+"""Tool calls of every format that is not Hermes' through the server, with templates that render tools: calls the model
 makes of its own accord, calls required of it, and conversations that go on from them."""
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ TOOLS: list[Any] = [
 FLAT_TOOLS: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
 QUESTION: Any = {"role": "user", "content": "Roll a die."}
 IDS = {"llama3": r"call_[0-9a-f]{24}", "mistral": r"[0-9a-zA-Z]{9}", "mistral-args": r"[0-9a-zA-Z]{9}"}
+IDS |= dict.fromkeys(("gemma4", "minimax"), IDS["llama3"])
 
 
-@pytest.fixture(scope="module", params=["llama3", "mistral", "mistral-args"])
+@pytest.fixture(scope="module", params=list(IDS))
 def tool_format(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

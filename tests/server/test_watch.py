@@ -56,6 +56,7 @@ def test_a_request_is_told_from_its_arrival_to_its_end(server: RunningServer, vi
     assert ended["ttft_s"] == pytest.approx(timing["ttft_s"], abs=2e-6)
     assert ended["queue_s"] == pytest.approx(timing["queue_s"], abs=2e-6)
     assert ended["tpot_s"] == pytest.approx(timing["decode"]["tpot_s"], abs=2e-6)
+    assert ended["promised_ttft_s"] and ended["kept_ttft"] == (ended["ttft_s"] <= ended["promised_ttft_s"])
     assert (ended["verdict"], ended["cause"], ended["reason"]) == (timing["verdict"], timing["cause"], "length")
     assert arrived["at_s"] <= admitted["at_s"] <= steps[0]["began_s"] + 1e-5 and ended["at_s"] >= steps[-1]["began_s"]
     times_s = ended["token_times_s"]

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -417,6 +418,40 @@ def test_every_step_with_both_phases_has_its_split_however_many_streams_it_has(
 
     asyncio.run(run())
     assert pointed == [0, 1, 3, 5, 7]
+
+
+def test_an_end_is_told_after_the_step_that_brought_it_and_one_without_a_step_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy machine may put any time between the two messages."""
+    monkeypatch.setattr(watch_hub, "STEP_WAIT_S", 600.0)
+    monkeypatch.setattr(wording, "with_intensity", lambda event, *_: event)
+    monkeypatch.setattr(wording, "ended", lambda r, *_: w.Skipped(r))  # in its place
+
+    async def run() -> None:
+        metrics = Metrics()
+        client = EngineClient(m.EngineSettings("small", EngineConfig()), metrics)
+        client.facts = SimpleNamespace(engine=None)  # type: ignore[assignment]
+        hub = WatchHub("small", "full", metrics, client)
+        hub.is_on = True
+
+        def told() -> list[str]:
+            for _ in range(8):
+                hub.flush()
+            lines, _ = hub.history.piece(0)
+            return [json.loads(line[6:])["t"] for line in lines.split(b"\n\n")[:-1]]
+
+        hub.seen([w.Arrived(r, f"{r}", 1.0, 4, 1, "default", 0) for r in range(40)])
+        hub.ended([TokenEvent(f"{r}", 0, (), "", finish_reason=FinishReason.STOP) for r in range(39)])
+        assert told() == ["arrived"] * 40
+        hub.seen([w.Stepped(1, 1.0, 2.0, 1.0, 0.0, None, [], [(r, 9, 0, 0) for r in range(39)], [], 0, 40)])
+        assert told()[40:] == ["step"] + ["skipped"] * 39
+        hub.ended([TokenEvent("39", 0, (), "", finish_reason=FinishReason.ABORT)])
+        assert len(told()) == 80
+        monkeypatch.setattr(watch_hub, "STEP_WAIT_S", 0.0)
+        assert told()[80:] == ["skipped"]
+
+    asyncio.run(run())
 
 
 def test_the_engine_is_told_to_stop_telling_once_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:

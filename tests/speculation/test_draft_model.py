@@ -228,8 +228,9 @@ def test_with_little_kv_streams_give_way_and_return(make_llm: MakeLLM, model: st
 
 
 def _little_kv(make_llm: MakeLLM, model: str) -> EngineConfig:
-    """So little that one of the longest contexts fits, and not much more."""
-    config = replace(CONFIG, max_context=112, max_tokens_per_step=16)
+    """So little that one of the longest contexts fits, and not much more. Whoever comes first is read first, whatever
+    the clock says: all of them are there before the first ends."""
+    config = replace(CONFIG, max_context=112, max_tokens_per_step=16, policy="fifo")
     layout, resolved = (llm := make_llm(model, model, config)).assembly.resolved.layout, llm.assembly.resolved
     blocks = sum(group.num_blocks for group in layout.groups)
     a_block = resolved.kv_bytes // blocks

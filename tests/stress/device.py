@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tests.stress.hash_model import first_seen, forward, root_of, sample
@@ -90,6 +90,8 @@ class Row:
     """The last step that had been applied when it was let in."""
     first_own: int = 0
     """Positions from here on it has computed itself."""
+    kept: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of its states that were copied elsewhere: group, slot and number."""
 
     @property
     def num_output(self) -> int:
@@ -143,7 +145,10 @@ class PagedDevice:
         self._random = random.Random(seed)
         self._free_s = 0.0
         self.rows: dict[int, Row] = {}
-        self.kv = [[self._empty(group.is_state) for _ in range(group.num_blocks)] for group in layout.groups]
+        self.kv = [[[NEVER_WRITTEN] * layout.block_size for _ in range(one.num_blocks)] for one in layout.groups]
+        """Of a state the first number alone."""
+        self._saves: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """Of the step that is computed, by sequence and length: groups, and slots of theirs."""
         self.host_blocks: HostBlocks | None = None
         """Where there are tiers."""
         self.next_trouble: Trouble | None = None
@@ -157,9 +162,6 @@ class PagedDevice:
         self.violations: list[str] = []
         self.num_steps = 0
         self._last_step_id = -1
-
-    def _empty(self, is_state: bool) -> list[int]:
-        return [NEVER_WRITTEN] * (1 if is_state else self.layout.block_size)
 
     # The backend's protocol
 
@@ -191,6 +193,7 @@ class PagedDevice:
         if self.host_blocks is not None:
             self.host_blocks.copy(step, self._random)
         self._update_rows(step)
+        self._restore(step)
         harmed = self._harmed_by(trouble, step)
         if harmed:
             self.harmed[step.step_id] = {self._name_of(step, seq_id) for seq_id in harmed}
@@ -221,8 +224,13 @@ class PagedDevice:
             start, is_state = starts.get(grant.seq_id), self.layout.groups[grant.group].is_state
             for index, block in enumerate(grant.block_ids, grant.first_index):
                 if start is not None and (is_state or index * self.layout.block_size >= start):
-                    cells = self.kv[grant.group][block]
-                    cells[:] = [self._random.getrandbits(60) for _ in cells]
+                    self._overwrite(grant.group, block)
+        for _, group, slot, _ in step.saves:
+            self._overwrite(group, slot)
+
+    def _overwrite(self, group: int, block: int) -> None:
+        cells = self.kv[group][block]
+        cells[:] = [self._random.getrandbits(60) for _ in cells]
 
     def _harmed_by(self, trouble: Trouble | None, step: Step) -> list[int]:
         """All of a step that fails, else one of those that it can befall."""
@@ -269,6 +277,28 @@ class PagedDevice:
                 if index in table or not 0 <= block < num_blocks:
                     self._object(f"entry {index} of row {grant.seq_id}, group {grant.group}, cannot be block {block}")
                 table[index] = block
+
+    def _restore(self, step: Step) -> None:
+        """In any order, here in that of the slots."""
+        read = {(group, source) for _, group, source, _ in step.restores}
+        written = [(group, target) for _, group, _, target in step.restores]
+        written += [(group, slot) for _, group, slot, _ in step.saves]
+        if len(set(written)) < len(written) or not read.isdisjoint(written):
+            self._object(f"copies of states in step {step.step_id} depend on their order")
+        for seq_id, group, source, target in sorted(step.restores, key=lambda one: one[2:]):
+            if self.rows[seq_id].tables[group].get(0) != target:
+                self._object(f"a state of row {seq_id} is restored into slot {target}, which is not its own")
+            self.kv[group][target][:] = self.kv[group][source]
+        self._saves = {}
+        for seq_id, group, slot, length in step.saves:
+            self._saves.setdefault((seq_id, length), []).append((group, slot))
+
+    def _save(self, row: Row) -> None:
+        """Of a row that has just come to where one of its states is to be kept."""
+        for group, slot in self._saves.get((row.join.seq_id, row.computed or 0), ()):
+            number = self.kv[group][row.tables[group][0]][0]
+            self.kv[group][slot][0] = number
+            row.kept.append((group, slot, number))
 
     def _name_of(self, step: Step, seq_id: int) -> tuple[str, int]:
         joins = [join for join in step.joins if join.seq_id == seq_id]
@@ -361,6 +391,7 @@ class PagedDevice:
             self._write(row, position, left_behind)
             hidden = left_behind[-1]
         row.computed = position + 1
+        self._save(row)
         return hidden
 
     def _known(self, row: Row, number: int, start: int) -> tuple[int, list[int]]:
@@ -377,18 +408,21 @@ class PagedDevice:
         begins = first // size * size
         return first, numbers[first - begins : start - begins]
 
-    def _write(self, row: Row, position: int, numbers: list[int]) -> None:
+    def _write(self, row: Row, position: int, numbers: list[int], *, states: bool = True) -> None:
         for number, value in enumerate(numbers):
             group, table, kv = self.layout.groups[number], row.tables[number], self.kv[number]
             index, offset = (0, 0) if group.is_state else divmod(position, self.layout.block_size)
+            if group.is_state and not states:
+                continue
             if (block := table.get(index)) is None:
                 self._object(f"row {row.join.seq_id} writes position {position} without a block")
             else:
                 kv[block][offset] = value
 
     def _spoil(self, row: Row, start: int, end: int) -> None:
+        """A state is as it was before them."""
         for position in range(start, end):
-            self._write(row, position, [self._random.getrandbits(60) for _ in self.layout.groups])
+            self._write(row, position, [self._random.getrandbits(60) for _ in self.layout.groups], states=False)
 
     # Numbers that are not finite
 
@@ -398,6 +432,10 @@ class PagedDevice:
         if fault not in (Trouble.RESULT, Trouble.NOT_FINITE):
             return
         self._has_rot = True
+        rotten = ROT + (self._generation << GENERATION_BIT) + step_id
+        for number, slot, content in row.kept:
+            if fault is Trouble.NOT_FINITE and self.kv[number][slot][0] == content:
+                self.kv[number][slot][0] = rotten
         first = start if fault is Trouble.RESULT else row.first_own
         for number, (group, table) in enumerate(zip(self.layout.groups, row.tables, strict=True)):
             others = {
@@ -407,7 +445,7 @@ class PagedDevice:
                 index, offset = (0, 0) if group.is_state else divmod(position, self.layout.block_size)
                 block = table.get(index)
                 if block is not None and (block not in others or position >= start):
-                    self.kv[number][block][offset] = ROT + (self._generation << GENERATION_BIT) + step_id
+                    self.kv[number][block][offset] = rotten
 
     def _rot_of(self, step: Step, work: DecodeSlot | PrefillChunk) -> Trouble | None:
         """Whoever reads what is not finite fails, too. Only those may who were let in before the host knew."""

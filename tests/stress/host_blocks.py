@@ -45,14 +45,15 @@ class HostBlocks:
         return self._slots[group][slot]
 
     def copy(self, step: Step, source: random.Random) -> None:
-        """Loads wait for a step that is granted their blocks, for a spill that needs their slot or block, for whoever
-        looks at the slot; or, half of the time, for nobody."""
+        """Loads wait for a step that is granted their blocks or saves a state there, for a spill that needs their slot
+        or block, for whoever looks at the slot; or, half of the time, for nobody."""
         for group, block, slot in step.spills:
             touched = ((group, "slot", slot), (group, "block", block))
             self._finish(lambda copy, touched=touched: not set(_touches(copy)).isdisjoint(touched))  # type: ignore[misc]
             self._slots[group][slot][:] = struct.pack(self._form, *self._kv[group][block])
         self._loading += step.loads
         granted = {(grant.group, block) for grant in step.grants for block in grant.block_ids}
+        granted |= {(group, slot) for _, group, slot, _ in step.saves}
         is_quick = source.random() < 0.5
         self._finish(lambda copy: is_quick or (copy.group, copy.block_id) in granted)
 

@@ -155,7 +155,10 @@ class Player:
         digest = (lambda before, tokens: bytes([(sum(before) + sum(tokens)) % 2])) if setup.colliding else None
         key = None if self.disk is None else self.disk.key
         caching = config.prefix_caching
-        self.ledger = KVLedger(layout, prefix_caching=caching, key=key, digest=digest, tiers=self.tiers)
+        tokens = config.snapshot_tokens
+        self.ledger = KVLedger(
+            layout, prefix_caching=caching, key=key, digest=digest, tiers=self.tiers, snapshot_tokens=tokens
+        )
         self.limit = min(config.max_context, self.ledger.max_total_tokens or config.max_context)
         predicted = None if setup.predicts is None else _predicting(setup.predicts * setup.slowness)
         scheduler = Scheduler(

@@ -223,7 +223,7 @@ class _Maker:
         least, most = (enough // 2, enough + 1) if self.is_tiny else (enough, 3 * enough)
         windows = [pick([None, None, *range(1, 12)]) for _ in range(pick([1, 1, 2, 3]))]
         groups = tuple((window, self.random.randint(max(2, least), most)) for window in windows)
-        num_states = self.random.randint(1, 6) if self._chance(0.1) and not self.has_tiers else None
+        num_states = self.random.randint(1, 9) if self._chance(0.1) else None
         config = {
             "max_context": self.max_context,
             "max_tokens_per_step": pick([64, 128, 512] if self.is_long else [1, 6, 12, 24, 24, 64]),
@@ -233,6 +233,8 @@ class _Maker:
             "kv_watermark": pick([0.0, 0.0, 0.01, 0.3]),
             "priority_aging_s": self.aging_s,
         }
+        if num_states is not None:
+            config["snapshot_tokens"] = pick([1, 1, 8, 64])
         return Setup(
             block_size=self.block_size,
             groups=groups,
@@ -240,7 +242,7 @@ class _Maker:
             config=config,
             run_ahead=self._chance(0.75),
             itl_target_s=pick([None, None, 0.02, 0.2]),
-            max_drafts=0 if num_states else pick([0, 0, 1, 3, 7]),
+            max_drafts=pick([0, 0, 1, 3, 7]),
             colliding=self._chance(0.1) and not self.has_disk,
             has_text=self.has_text,
             tiers=self._tiers() if self.has_tiers else None,

@@ -23,6 +23,7 @@ from twostroke.kv.block_pool import BlockPool
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.matching import PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
+from twostroke.kv.snapshots import Snapshots
 from twostroke.kv.tiers import segment
 from twostroke.kv.tiers.host import HostTier
 from twostroke.kv.tiers.segment import Record
@@ -219,6 +220,12 @@ def leave_a_host_slot_pinned(patch: Patch) -> None:
     patch.setattr(HostTier, "unpin", lambda host, kept: unpin(host, kept) if next(numbers) % 9 else None)
 
 
+def forget_restores(patch: Patch) -> None:
+    """A sequence begins with whatever lies in its slot."""
+    restores = Snapshots.restores
+    patch.setattr(Snapshots, "restores", lambda states: restores(states) and ())
+
+
 PLANTED: dict[Callable[[Patch], None], Iterable[str]] = {
     skip_a_release: [CONSERVATION],
     allocate_twice: [CONSERVATION],
@@ -239,14 +246,16 @@ PLANTED: dict[Callable[[Patch], None], Iterable[str]] = {
     spill_again: [TOKENS],
     believe_the_disk: [TOKENS],
     leave_a_host_slot_pinned: [CONSERVATION],
+    forget_restores: [TOKENS],
 }
 
 
 RARE: dict[Callable[[Patch], None], int] = {
     keep_tainted_blocks: 112,
     serve_the_last_first: 10,
-    believe_the_disk: 85,
+    believe_the_disk: 822,
     spill_again: 908,
+    forget_restores: 22,
 }
 """Bugs that few scenarios show, and from which seed on one does soon."""
 

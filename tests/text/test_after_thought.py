@@ -139,3 +139,38 @@ def test_a_grammar_that_begins_like_the_marker(smollm2_tokenizer: Tokenizer) -> 
 def test_a_thought_of_another_kind() -> None:
     with pytest.raises(BadRequestError, match="thought"):
         GrammarSpec("regex", "a", "closed")
+
+
+def test_a_vocabulary_with_gemmas_channel_thinks_in_it() -> None:
+    pieces = [
+        "<|channel>",
+        "<channel|>",
+        "thought",
+        "tho",
+        "ught",
+        "\n",
+        "ab",
+        "b",
+        "x",
+        "<think>",
+        "</think>",
+        "<",
+        "|>",
+    ]
+    end = len(pieces)
+    vocabulary = Vocabulary([*(piece.encode() for piece in pieces), b"<turn|>"], [0, 1, end], [end])
+    compiler = GrammarCompiler(vocabulary)
+    drawn, thoughts = random.Random(5), 0
+    for _ in range(200):
+        matcher, text = compiler.matcher(GrammarSpec("choice", '["ab", "b"]', "possible")), ""
+        for _ in range(40):
+            chosen = drawn.choice(allowed(matcher, end + 1))
+            if chosen == end:
+                thought, marker, answer = text.rpartition("<channel|>")
+                assert answer.lstrip("\n") in ("ab", "b")
+                assert not marker or thought.startswith("<|channel>thought")
+                thoughts += bool(marker)
+                break
+            matcher.advance(chosen)
+            text += pieces[chosen]
+    assert thoughts > 20

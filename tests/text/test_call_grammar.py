@@ -12,12 +12,12 @@ import pytest
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers import FORMATS, HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
+from twostroke.text.tool_parsers import HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from twostroke.text.tool_parsers.call_grammar import answer_grammar, calls_grammar, either_grammar
 from twostroke.text.tool_parsers.custom_input import CustomInput
 from twostroke.text.tool_parsers.formats import ToolFormat
 
-from .test_tool_parsers import takes_tokens, written
+from .test_tool_parsers import JSON_FORMATS, takes_tokens, written
 
 CLOSED: dict[str, Any] = {
     "type": "object",
@@ -65,7 +65,7 @@ def read(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[st
     return content, calls, parser.num_finished
 
 
-@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)
 def test_an_answer_may_have_calls_in_it(tool_format: ToolFormat, takes: Takes) -> None:
     call = one(tool_format, "second", '{"x": "y"}')
     behind = "" if tool_format in (LLAMA3, MISTRAL, HARMONY) else call
@@ -82,7 +82,7 @@ def test_an_answer_may_have_calls_in_it(tool_format: ToolFormat, takes: Takes) -
             assert takes(spec, before + call + "\nDone.") == (not only_one)
 
 
-@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)
 def test_an_input_follows_its_grammar_and_is_read_as_it_stands(tool_format: ToolFormat, takes: Takes) -> None:
     text = '1+20}}3"4'  # what looks like the call's end is part of it
     call, tools = raw(tool_format, text), [*FUNCTIONS, CALCULATOR]
@@ -120,7 +120,7 @@ def test_calls_or_json(tool_format: ToolFormat, takes: Takes) -> None:
     assert not takes(spec, '{"b": 5}') and not takes(spec, "Hello.") and not takes(spec, '{"a": 5} and more')
 
 
-@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)
 def test_no_more_calls_are_read_than_were_wanted(tool_format: ToolFormat) -> None:
     text = written(tool_format, [("a", '{"x": 1}'), ("b", "{}")])
     for pieces in ([text], list(text)):

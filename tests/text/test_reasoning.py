@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from twostroke.core.errors import BadRequestError
-from twostroke.text.reasoning import ThinkSplitter, choose
+from twostroke.text.reasoning import CHANNEL, ThinkSplitter, choose
 from twostroke.text.tokenizer import Tokenizer
 
 
@@ -47,3 +50,28 @@ def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
     assert choose("think", smollm2_tokenizer) == "think"
     with pytest.raises(BadRequestError, match="reasoning parser"):
         choose("other", smollm2_tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "reasoning", "content"),
+    [
+        ("<|channel>thought\nHm, a <channel b.\n<channel|>Yes.", False, "Hm, a <channel b.", "Yes."),
+        ("<|channel>thought\n<channel|>Yes <channel|>", False, "", "Yes <channel|>"),
+        ("Hm.<channel|>\nYes.", True, "Hm.", "Yes."),
+        ("<|channel>thou", False, "", "<|channel>thou"),
+        ("<|channel>final", False, "", "<|channel>final"),
+    ],
+)
+def test_gemmas_channel_cut_at_every_position(text: str, is_open: bool, reasoning: str, content: str) -> None:
+    for cut in range(len(text) + 1):
+        splitter = ThinkSplitter(CHANNEL, is_open=is_open)
+        parts = [splitter.push(text[:cut]), splitter.push(text[cut:]), splitter.finish()]
+        assert ("".join(part[0] for part in parts), "".join(part[1] for part in parts)) == (reasoning, content)
+
+
+def test_a_template_with_gemmas_channel_is_known() -> None:
+    template = "{{- '<|channel>thought\\n' + thinking_text + '\\n<channel|>' -}}"
+    known = SimpleNamespace(chat_template=template, special_tokens={}, encode=lambda *_, **__: [1, 2])
+    assert choose("auto", cast("Tokenizer", known)) == "channel"
+    known = SimpleNamespace(chat_template=None, special_tokens={"<|channel>": 1, "<channel|>": 2})
+    assert choose("auto", cast("Tokenizer", known)) == "channel"

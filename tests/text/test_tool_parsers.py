@@ -13,9 +13,11 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import TokenMatcher
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers import FORMATS, HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, choose
+from twostroke.text.tool_parsers import FORMATS, GEMMA4, HARMONY, HERMES, LLAMA3, MINIMAX, MISTRAL, MISTRAL_ARGS, choose
 from twostroke.text.tool_parsers.formats import ToolFormat
 
+JSON_FORMATS = {name: one for name, one in FORMATS.items() if one.arguments == "json"}
+"""The others are in `test_written_arguments.py`."""
 ARGUMENTS = [
     '{"city": "Paris", "days": [1, 2, {"a": null}]}',
     '{"text": "a \\"quoted\\" {brace} </tool_call> [TOOL_CALLS] \\\\"}',
@@ -62,7 +64,7 @@ def parsed(tool_format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[
     return content, list(zip(names, arguments, strict=True))
 
 
-@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 def test_a_call_cut_at_every_position(tool_format: ToolFormat, arguments: str) -> None:
     text = written(tool_format, [("get_weather", arguments)])
@@ -71,7 +73,7 @@ def test_a_call_cut_at_every_position(tool_format: ToolFormat, arguments: str) -
     assert parsed(tool_format, list(text)) == ("", [("get_weather", arguments)])
 
 
-@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)
 def test_several_calls_in_random_pieces(tool_format: ToolFormat) -> None:
     calls = [(f"tool_{index}", arguments) for index, arguments in enumerate(ARGUMENTS)]
     text, drawn = written(tool_format, calls), random.Random(1)
@@ -127,7 +129,7 @@ def test_mistrals_own_call_ids_are_no_part_of_a_name() -> None:
     assert parsed(MISTRAL_ARGS, [text[:40], text[40:]]) == parsed(MISTRAL_ARGS, [text])
 
 
-@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)
 @pytest.mark.parametrize("said", ["", "Let me look.\n"])
 def test_an_answer_that_was_cut_shows_nothing_of_a_call(tool_format: ToolFormat, said: str) -> None:
     """At every position, however it came: a call is whole or none, and no marker is content."""
@@ -180,7 +182,12 @@ def test_other_objects_that_were_cut_are_answers() -> None:
 def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
     assert choose("auto", smollm2_tokenizer) is HERMES
     assert choose("mistral", smollm2_tokenizer) is MISTRAL
-    for template, found in (("[TOOL_CALLS]", MISTRAL), ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS)):
+    for template, found in (
+        ("[TOOL_CALLS]", MISTRAL),
+        ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS),
+        ("{{- '<|tool_call>call:' + function['name'] + '{' -}} {{- '}<tool_call|>' -}}", GEMMA4),
+        ("{% set begin = '<minimax:tool_call>' %}{% set end = '</minimax:tool_call>' %}", MINIMAX),
+    ):
         known = SimpleNamespace(chat_template=template, special_tokens={})
         assert choose("auto", cast("Tokenizer", known)) is found
         known = SimpleNamespace(chat_template=None, special_tokens=dict.fromkeys(found.markers, 1))
@@ -189,7 +196,7 @@ def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
         choose("other", smollm2_tokenizer)
 
 
-@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)
 @pytest.mark.parametrize("only_one", [True, False])
 def test_a_grammar_takes_what_its_parser_reads(
     tool_format: ToolFormat, only_one: bool, smollm2_tokenizer: Tokenizer

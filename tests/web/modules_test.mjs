@@ -5,8 +5,9 @@ import test from "node:test";
 
 const static_ = new URL("../../src/twostroke/web/static/", import.meta.url);
 const { History, upperBound } = await import(new URL("history.js", static_));
+const { BANDS, bandsOf, sizeOf, totalsOf, touchedOf } = await import(new URL("block_bands.js", static_));
 const { Player } = await import(new URL("player.js", static_));
-const { requestAt } = await import(new URL("request_state.js", static_));
+const { keptWords, promiseWords, requestAt } = await import(new URL("request_state.js", static_));
 const { linesOf, replayed } = await import(new URL("recording.js", static_));
 const { prefillShare, stepSentence } = await import(new URL("step_words.js", static_));
 const { partsOf } = await import(new URL("phase_bar.js", static_));
@@ -89,6 +90,23 @@ test("a request at each moment: not there, waiting, reading, writing, done", () 
   assert.equal(requestAt(request, 101).state, "ended");
 });
 
+test("a promise has its limit and says whether it was kept; what was not promised is not there", () => {
+  const events = run();
+  Object.assign(events.at(-1), { promised_ttft_s: 0.5, promised_itl_s: null, kept_ttft: false, kept_itl: null });
+  const [promise, ...others] = requestAt(filled(events).requests.get(3), 101).promises;
+  assert.equal(promiseWords(promise), "TTFT up to 500 ms was promised");
+  assert.equal(keptWords(promise), "TTFT ✗ broken");
+  assert.equal(others.length, 0);
+});
+
+test("a step that comes after the end of its request adds no token", () => {
+  const events = run();
+  events.at(-1).token_times_s = [100.51, 100.61, 100.61, 100.61];
+  const history = filled(events);
+  history.apply(step(3, 100.8, [], [[3, 45, 0, 0]]));
+  assert.equal(history.requests.get(3).tokenTimes.length, 4);
+});
+
 test("accepted and offered drafts are counted, a wasted slot takes none away", () => {
   const request = filled().requests.get(3);
   assert.equal(request.drafts, 4);
@@ -106,6 +124,53 @@ test("history is bounded, and numbers of steps stay what they were", () => {
   for (let id = 0; id < 60000; id += 1) history.apply(step(id, 101 + id * 0.01, [], [[id % 900, 10, 0, 0]]));
   assert.ok(history.steps.length <= 50000);
   assert.equal(history.steps[0].id, history.firstStep);
+});
+
+test("history is bounded by what its steps hold, too", () => {
+  const history = filled([HELLO]);
+  const slots = Array.from({ length: 500 }, (_, number) => [number, 10, 0, 0]);
+  for (let id = 0; id < 4000; id += 1) history.apply(step(id, 101 + id * 0.01, [], slots));
+  assert.ok(history.steps.length >= 2000 && history.steps.length <= 2500);
+  assert.equal(history.work, history.steps.length * 500);
+  assert.equal(history.steps[0].id, history.firstStep);
+  assert.equal(history.steps.at(-1).id, 3999);
+});
+
+test("requests whose end was missed do not stay for ever, and one that goes on does", () => {
+  const history = filled([HELLO]);
+  const arrived = (r, at_s) => ({ t: "arrived", r, id: `call ${r}`, at_s, prompt_tokens: 4, sample: 0 });
+  history.apply({ t: "skipped", count: 7 });
+  history.apply(arrived(0, 100));
+  for (let r = 1; r <= 1000; r += 1) {
+    history.apply(arrived(r, 100 + r));
+    history.apply(step(r, 100 + r, [], [[0, 10, 0, 0]]));
+  }
+  assert.ok(history.requests.size <= 402);
+  assert.ok(history.requests.has(0) && history.requests.has(1000));
+  assert.equal(history.requests.has(1), false);
+});
+
+test("a map has a band for each tier that there is", () => {
+  const runs = [
+    [0, 3, "used", 3],
+    [3, 5, "free", -1],
+  ];
+  assert.deepEqual(bandsOf({ groups: [{ runs }], tiers: [] }, 0), ["device"], "also of a record that knew no bands");
+  const host = [
+    [0, 2, "kept", -1],
+    [2, 1, "moving", -1],
+    [3, 4, "written", -1],
+    [7, 9, "free", -1],
+  ];
+  const map = { t: "kv", at_s: 102, groups: [{ runs, host }], tiers: [{ name: "host" }, { name: "disk", blocks: 12 }] };
+  assert.deepEqual(bandsOf(map, 0), ["device", "host", "disk"]);
+  assert.equal(sizeOf(BANDS.host.runsOf(map, 0)), 16);
+  assert.equal(touchedOf(host), 7);
+  assert.deepEqual(totalsOf(host), { kept: 2, moving: 1, written: 4, free: 9 });
+  assert.deepEqual(BANDS.disk.runsOf(map, 0), [[0, 12, "disk", -1]]);
+  const history = filled([HELLO, map, { ...map, at_s: 103, groups: [{ runs, host: [[0, 16, "free", -1]] }] }]);
+  assert.equal(history.touched["host 0"], 7, "what was ever in use stays in sight");
+  assert.equal(history.mapRuns, 6 + 3);
 });
 
 test("block maps are bounded by what they hold, and the latest stays", () => {

@@ -1,11 +1,13 @@
 """Makes the pictures under docs/page and the recorded run beside them: one real session on SmolLM2.
 
     python -m tests.web.screenshots
+    python -m tests.web.screenshots --view kv --to /tmp/pictures
 
 Needs the extra [browser] and Chromium. Best on a quiet machine: what it shows is how long steps really took."""
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import subprocess
@@ -21,6 +23,7 @@ from tests.web.browsing import DESKTOP, PHONE, VIEWS, Tab, browser, tab
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "page"
 SERVER = ("smollm2", "--backend", "cpu", "--max-context", "4096", "--kv-memory", "100MB", "--speculate", "auto")
 PACE = ("--itl-target-ms", "60")
+HOST_GB = "0.05"
 SIZES = (("desktop", DESKTOP), ("phone", PHONE))
 LOOKS = [(scheme, name, size) for scheme in ("light", "dark") for name, size in SIZES]
 TALLEST = 1000, 1400
@@ -86,7 +89,7 @@ def replay(watched: Tab, record: Path, at_s: float) -> None:
     watched.says("scrollTo(0, 0)")
 
 
-def keep(picture: bytes, name: str) -> None:
+def keep(picture: bytes, path: Path) -> None:
     """Not taller than is looked at, and packed as tightly as can be."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     tallest = TALLEST[0] if image.width > PHONE[0] else TALLEST[1]
@@ -99,15 +102,15 @@ def keep(picture: bytes, name: str) -> None:
         chosen.setdefault(tuple(part >> 3 for part in colour), colour)
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for colour in list(chosen.values())[:256] for part in colour])
-    image.quantize(palette=palette, dither=Image.Dither.NONE).save(FOLDER / name, optimize=True)
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def one_file(record: Path) -> None:
-    command = [*COMMAND[:-1], "replay", str(record), "--html", str(FOLDER / "smollm2.html")]
+def one_file(record: Path, to: Path) -> None:
+    command = [*COMMAND[:-1], "replay", str(record), "--html", str(to / "smollm2.html")]
     subprocess.run(command, check=True)
 
 
-def photograph(running: Any, address: str, record: Path) -> None:
+def photograph(running: Any, address: str, record: Path, to: Path, views: list[str]) -> None:
     with tab(running, address) as first:
         first.open("playground")
         play(first)
@@ -115,28 +118,34 @@ def photograph(running: Any, address: str, record: Path) -> None:
         for scheme, name, size in LOOKS:
             first.page.set_viewport_size({"width": size[0], "height": size[1]})
             first.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-            for view in VIEWS:
+            for view in views:
                 if view == "replay":
                     replay(first, record, at_s - began_s)
                 else:
                     settle(first, view, at_s - began_s)
-                keep(first.page.screenshot(full_page=True), f"{view}-{scheme}-{name}.png")
-            first.page.click("button:text-is('Back to live')")
+                keep(first.page.screenshot(full_page=True), to / f"{view}-{scheme}-{name}.png")
+            if "replay" in views:
+                first.page.click("button:text-is('Back to live')")
         first.check()
 
 
 def main() -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--view", action="append", choices=VIEWS, help="default: all of them, and the recorded run")
+    parser.add_argument("--to", type=Path, default=FOLDER)
+    asked = parser.parse_args()
+    asked.to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "run.jsonl"
+        record, tiers = Path(folder) / "run.jsonl", ("--kv-host-gb", HOST_GB)
         with (
-            running_server(Path(folder) / "log", *SERVER, *PACE, "--record", str(record)) as server,
+            running_server(Path(folder) / "log", *SERVER, *PACE, *tiers, "--record", str(record)) as server,
             browser() as running,
         ):
-            photograph(running, server.address, record)
-        one_file(record)
-    total = sum(path.stat().st_size for path in FOLDER.iterdir())
-    print(f"{len(list(FOLDER.iterdir()))} files in {FOLDER}, {total / 1e6:.1f} MB")
+            photograph(running, server.address, record, asked.to, asked.view or list(VIEWS))
+        if asked.view is None:
+            one_file(record, asked.to)
+    total = sum(path.stat().st_size for path in asked.to.iterdir())
+    print(f"{len(list(asked.to.iterdir()))} files in {asked.to}, {total / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

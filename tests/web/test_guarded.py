@@ -38,6 +38,7 @@ def test_the_key_is_asked_for_and_stays_out_of_addresses(
         watched.page.fill("dialog input", "quite-secret")
         watched.page.click("dialog button[type=submit]")
         watched.page.wait_for_selector(".status.live")
+        assert "Bearer $API_KEY" in watched.page.inner_text(".empty pre"), "a line to try needs the key's place"
         watched.turn_to("planner")
         watched.page.wait_for_selector("[data-path]")
         assert addresses and not any("quite-secret" in address for address in addresses)
@@ -59,8 +60,14 @@ def test_a_page_for_looking_has_nothing_that_acts(
         running_server(tmp_path / "log", *options) as server,
         tab(running_browser, server.address) as watched,
     ):
-        watched.open("steps")
-        assert watched.page.inner_text(".empty h2") == "No step yet"
+        watched.page.route("**/watch", lambda route: route.abort())
+        watched.page.goto(f"{server.address}/#playground")
+        watched.page.wait_for_selector(".status.waiting")
+        assert not watched.page.locator("text=Playground").count(), "nor before the stream has begun"
+        watched.errors.clear()
+        watched.page.unroute("**/watch")
+        watched.open("playground")
+        assert watched.page.inner_text(".empty h2") == "No step yet", "there is no such view"
         server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})
         watched.page.wait_for_selector(".timeline")
         tabs = watched.page.locator("nav.tabs a").all_inner_texts()
@@ -70,4 +77,8 @@ def test_a_page_for_looking_has_nothing_that_acts(
         watched.wait_until("document.querySelector('.promise')?.textContent.includes('TTFT ✓ kept')")
         assert "ITL ✗ broken" in watched.page.inner_text(".promise"), "a microsecond cannot be kept"
         assert "default: TTFT up to 60 s, ITL up to 1 µs" in watched.page.inner_text("section.view:not([hidden])")
+        watched.page.click("table.requests a.chip >> nth=0")
+        details = watched.page.inner_text(".request-details")
+        assert "TTFT up to 60 s was promised\nTTFT ✓ kept" in details
+        assert "ITL up to 1 µs was promised\nITL ✗ broken" in details
         watched.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -104,6 +105,18 @@ def test_the_same_prompt_again_comes_from_the_cache_and_starts_sooner(opened: Ca
     watched.turn_to("kv")
     watched.wait_until("document.querySelector('.breaks')?.textContent.includes('from the cache')")
     assert f"{int(again_cached):,} of" in watched.page.inner_text(".breaks")
+
+
+def test_speculation_off_then_on_shows_drafts_that_hold(opened: Callable[..., Tab]) -> None:
+    watched = opened("playground")
+    watched.cause("speculation", 2)
+    answers = watched.says("[...document.querySelectorAll('.runs td.answer')].map((cell) => cell.textContent)")
+    assert answers[0] == answers[1], "the same tokens, sooner"
+    watched.turn_to("steps")
+    words = [re.search(r"(\d+) of (\d+) drafts accepted", line) for line in step_sentences(watched, most=60)]
+    held = [int(found[1]) for found in words if found]
+    assert sum(held) > 30 and max(held) >= 3, "several tokens a step, and most of the answer"
+    assert watched.page.locator(".legend >> text=pale: drafts that were rejected").count() == 1
 
 
 def test_single_stepping_reads_at_once_and_then_writes_a_token_a_click(opened: Callable[..., Tab]) -> None:

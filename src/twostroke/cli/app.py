@@ -13,6 +13,7 @@ from twostroke.cli.options import PanelCommand, expanded
 COMMANDS = {
     "run": "Answer one prompt, then show what reading and writing cost.",
     "chat": "Talk with a model; each turn shows what the cache kept.",
+    "embed": "Turn texts into vectors, or rank texts by a question.",
     "serve": "Serve a model with OpenAI's, Anthropic's and Ollama's APIs.",
     "fleet": "Run several servers behind a router, here or on Ray.",
     "demo": "Watch the two phases happen, in a browser.",

@@ -34,14 +34,16 @@ def inspect(
 
 
 def _shape_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    windows = "; ".join(
-        f"{len(group['layers'])} layers " + ("full" if group["window"] is None else f"windowed to {group['window']}")
-        for group in found["layer_groups"]
-    )
+    windows = "; ".join(f"{len(group['layers'])} layers {_kept(group)}" for group in found["layer_groups"])
     tied = " (tied embeddings)" if found["tied_embeddings"] else ""
     short = found["short_rope_context"]
     rope = "" if short is None else f"; up to {short:,} with the short rope factors, which is the default"
-    heads = f"{found['num_heads']} query heads, {found['num_kv_heads']} KV heads of {found['head_dim']}"
+    heads = "; ".join(
+        f"{kind['num_heads']} query heads, {kind['num_kv_heads']} KV heads of {kind['head_dim']}"
+        for kind in (found, *found["other_heads"])
+    )
+    if found["layers_that_share_kv"]:
+        windows += f"; {found['layers_that_share_kv']} layers read the KV of others"
     return [
         ("model", found["model"]),
         ("file", found["file"]),
@@ -52,6 +54,12 @@ def _shape_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("vocabulary", f"{found['vocab_size']:,}"),
         ("context", f"{found['max_context']:,} tokens{rope}"),
     ]
+
+
+def _kept(group: dict[str, Any]) -> str:
+    if group["content"] == "state":
+        return "with a state"
+    return "full" if group["window"] is None else f"windowed to {group['window']}"
 
 
 def _mlp(found: dict[str, Any]) -> str:
@@ -73,12 +81,13 @@ def _weight_rows(weights: dict[str, Any]) -> list[tuple[str, str]]:
 def _memory_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     here, context = found["here"], found["max_context"]
     per_token, full_bytes = here["kv_bytes_per_token"], here["kv_bytes_of_context"]
+    states = f"{units.size(here['state_bytes'])} of states a sequence; " if here["state_bytes"] else ""
     is_larger = here["held_weight_bytes"] > 1.01 * found["weights"]["bytes"]
     return [
         ("backend", f"{here['backend']}: {here['reason']}"),
         ("formats", here["formats"]),
         *([("repacked", f"to {units.size(here['held_weight_bytes'])}")] if is_larger else []),
-        ("KV", f"{units.size(per_token)} a token; {units.size(full_bytes)} for {context:,} tokens"),
+        ("KV", f"{units.size(per_token)} a token; {states}{units.size(full_bytes)} for {context:,} tokens"),
         (
             here["memory_of"],
             f"{here['threads']} threads, {units.size(here['memory_bytes'])} of memory, "

@@ -6,15 +6,17 @@ from collections import Counter
 from typing import Any
 
 from twostroke import machine
-from twostroke.config import EngineConfig
+from twostroke.config import EngineConfig, KVGroupNeed
 from twostroke.core.errors import TwostrokeError
+from twostroke.cost.dimensions import heads_of
 from twostroke.engine.build import choose, prepare
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import GroupedAttention, ModelSpec
 
 
 def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
     spec = checkpoint.spec
-    moe, attention = spec.moe, spec.layers[0].grouped
+    moe, attention = spec.moe, _attention(spec)
     return {
         "model": checkpoint.name,
         "file": str(checkpoint.path),
@@ -30,17 +32,31 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
             "a_token": moe.experts_per_token,
             "intermediate_size": moe.expert_intermediate_size,
         },
-        "num_heads": attention.num_heads,
-        "num_kv_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
+        "num_heads": heads_of(spec)[0],
+        "num_kv_heads": 1 if attention is None else attention.num_kv_heads,
+        "head_dim": heads_of(spec)[1],
+        "other_heads": _other_heads(spec),
+        "layers_that_share_kv": sum(spec.kv_source(index) != index for index in range(spec.num_layers)),
         "vocab_size": spec.vocab_size,
         "max_context": spec.max_context,
         "short_rope_context": spec.short_rope_context,
         "tied_embeddings": spec.tied_embeddings,
-        "layer_groups": [{"window": group.window, "layers": list(group.layers)} for group in spec.kv_groups()],
+        "layer_groups": [
+            {"content": group.content, "window": group.window, "layers": list(group.layers)}
+            for group in spec.kv_groups()
+        ],
         "weights": _weights(checkpoint),
         "here": _here(checkpoint, backend),
     }
+
+
+def _other_heads(spec: ModelSpec) -> list[dict[str, int]]:
+    """Of layers whose heads are not the first one's."""
+    kinds = dict.fromkeys(
+        (own.num_heads, own.num_kv_heads, own.head_dim) for own in (one.grouped for one in spec.layers)
+    )
+    names = ("num_heads", "num_kv_heads", "head_dim")
+    return [dict(zip(names, kind, strict=True)) for kind in list(kinds)[1:]]
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -72,11 +88,23 @@ def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "held_weight_bytes": sum(factory.held_bytes(checkpoint, name, formats) for name in checkpoint.tensors),
         "free_beside_weights_bytes": memory.free_beside_weights_bytes,
         "kv_tokens": _kv_tokens(checkpoint, backend),
-        "kv_bytes_per_token": sum(need.bytes_per_token for need in needs),
-        "kv_bytes_of_context": sum(
-            (context if need.window is None else min(context, need.window)) * need.bytes_per_token for need in needs
-        ),
+        "kv_bytes_per_token": sum(need.bytes_per_token for need in needs if need.content != "state"),
+        "state_bytes": sum(need.bytes_per_token for need in needs if need.content == "state"),
+        "kv_bytes_of_context": sum(_tokens_kept(need, context) * need.bytes_per_token for need in needs),
     }
+
+
+def _tokens_kept(need: KVGroupNeed, context: int) -> int:
+    """A state counts as one."""
+    if need.content == "state":
+        return 1
+    return context if need.window is None else min(context, need.window)
+
+
+def _attention(spec: ModelSpec) -> GroupedAttention | None:
+    """Of the first layer that has keys and values of each head."""
+    attentions = (layer.attention for layer in spec.layers)
+    return next((one for one in attentions if isinstance(one, GroupedAttention)), None)
 
 
 def _kv_tokens(checkpoint: Checkpoint, backend: str) -> int:
@@ -85,4 +113,4 @@ def _kv_tokens(checkpoint: Checkpoint, backend: str) -> int:
         layout = prepare(checkpoint, EngineConfig(backend=backend)).resolved.layout
     except TwostrokeError:
         return 0
-    return layout.block_size * max(group.num_blocks for group in layout.groups)
+    return layout.block_size * max((group.num_blocks for group in layout.groups if not group.is_state), default=0)

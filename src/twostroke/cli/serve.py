@@ -224,6 +224,16 @@ def _show(console: Console, settings: ServerSettings, facts: Ready, address: str
         console.print(f"  page: {address}/ shows every step as it happens")
     console.print(f"ready at {address}/v1\nTry:")
     key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_keys else ""
-    question = {"role": "user", "content": "Explain in two sentences why the sky is blue."}
-    body = shlex.quote(json.dumps({"model": name, "messages": [question], "temperature": 0, "max_tokens": 128}))
-    console.print(f"  curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}")
+    path, asked = _example(facts)
+    body = shlex.quote(json.dumps({"model": name, **asked}))
+    console.print(f"  curl {address}{path}{key} -H 'Content-Type: application/json' -d {body}")
+
+
+def _example(facts: Ready) -> tuple[str, dict[str, object]]:
+    """A request that this model can answer."""
+    if facts.vectors is None:
+        question = {"role": "user", "content": "Explain in two sentences why the sky is blue."}
+        return "/v1/chat/completions", {"messages": [question], "temperature": 0, "max_tokens": 128}
+    if facts.vectors.scores:
+        return "/v1/rerank", {"query": "Why is the sky blue?", "documents": ["Air scatters light.", "Cats purr."]}
+    return "/v1/embeddings", {"input": ["Why is the sky blue?", "Air scatters light."]}

@@ -14,6 +14,8 @@ from twostroke.cluster.demand import Signals, Wish, once_read, seconds_text, wan
 Kind = Literal["prefill", "decode", "both"]
 """What the replicas of a pool do."""
 ROUNDING = 1e-6
+PATIENCE = 2.0
+"""Times the promised first token: a peak of prompts that is no longer is no reason for another replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,16 @@ class Rules:
     start_s: float = 60.0
     """From the wish for a replica to its first request."""
     settle_s: float = 30.0
-    """A load is the mean over so long: one moment says little."""
+    """A load is the mean over so long: one moment says little. Those that read take longer, where peaks can wait."""
     hold_s: float = 300.0
-    """A pool has what the highest load of so long asked for. More is done at once, less only then."""
+    """A pool has the most that was asked for within so long. More is done at once, less only then."""
     idle_s: float = 600.0
     """A pool that may be empty is, after so long without any work."""
-    spare: float = 0.1
-    """So large a share more than the load asks for: it may rise until a replica is there."""
+    spare: float = 0.25
+    """Times the square root of the load, beside the load: it may rise until a replica is there, and chance makes more
+    of a difference to a few replicas than to many."""
     growth: float = 2.0
-    """At most this many times the present replicas at once: a backlog is not worth more machines than its load."""
+    """At most this many times the replicas that serve: what else there is to do shows when those that start serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,8 @@ class Loaded:
     moment_s: float
     load: float
     """In replicas."""
-    settled: float
-    """The mean of the loads of late."""
+    asked: int
+    """Replicas, by the mean of the loads of late and as far as a pool grows at once. Not those that it held on to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,10 @@ def scale(
     for kind, pool in pools.items():
         before = state.pools.get(kind, PoolState())
         wish = load_of(kind, pool.replicas, rules)
-        after = _remembered(moment_s, before, wish.load, rules, has_work=has_work)
-        targets[kind] = _target(moment_s, kind, pool, after, wish, bounds.get(kind, Bounds()), rules)
+        asked, why = _asked(moment_s, kind, pool, before, wish, rules)
+        kept = tuple(one for one in before.loads if one.moment_s > moment_s - rules.hold_s)
+        after = PoolState((*kept, Loaded(moment_s, wish.load, asked)), moment_s if has_work else before.worked_s)
+        targets[kind] = _target(moment_s, pool, after, why, bounds.get(kind, Bounds()), rules)
         states[kind] = after
     return targets, State(states)
 
@@ -128,23 +133,39 @@ def load_of(kind: Kind, replicas: Sequence[Signals], rules: Rules) -> Wish:
     return Wish(math.ceil(load), load, why)
 
 
-def _remembered(moment_s: float, before: PoolState, load: float, rules: Rules, *, has_work: bool) -> PoolState:
-    recent = [one.load for one in before.loads if one.moment_s > moment_s - rules.settle_s]
-    settled = (sum(recent) + load) / (len(recent) + 1)
-    kept = tuple(one for one in before.loads if one.moment_s > moment_s - rules.hold_s)
-    return PoolState((*kept, Loaded(moment_s, load, settled)), moment_s if has_work else before.worked_s)
+def _asked(
+    moment_s: float, kind: Kind, pool: PoolSignals, before: PoolState, wish: Wish, rules: Rules
+) -> tuple[int, str]:
+    """How many replicas this moment asks for, and why."""
+    settle_s = _settle_s(kind, pool, rules)
+    loads = [one.load for one in before.loads if one.moment_s > moment_s - settle_s] + [wish.load]
+    settled = min(wish.load, sum(loads) / len(loads))  # a peak that is over asks for nobody
+    asked = max(1, math.ceil(settled + rules.spare * math.sqrt(settled) - ROUNDING))
+    does = {"prefill": "read", "decode": "write", "both": "read and write"}[kind]
+    why = f"the replicas that {does} have the load of {wish.load:.2f}: {wish.why}"
+    serving = len(pool.replicas)
+    most = max(2, math.ceil(rules.growth * serving))
+    if asked > most:
+        return most, f"{why}; that is more than {rules.growth:g} times the present {serving}, which is the most"
+    if not before.loads and serving > asked:
+        return serving, f"{why}; what the {serving} there were asked for is not known"
+    return asked, why
 
 
-def _target(
-    moment_s: float, kind: Kind, pool: PoolSignals, state: PoolState, wish: Wish, bounds: Bounds, rules: Rules
-) -> Target:
-    present = len(pool.replicas) + pool.starting
-    highest = max(one.settled for one in state.loads)
-    asked = math.ceil((1.0 + rules.spare) * highest - ROUNDING)
-    count, why = max(1, asked), _why(kind, wish, highest, rules)
-    most = max(2, math.ceil(rules.growth * present))
-    if count > most:
-        count, why = most, f"{why}; that is more than {rules.growth:g} times the present {present}, which is the most"
+def _settle_s(kind: Kind, pool: PoolSignals, rules: Rules) -> float:
+    """Where a first token is promised late, a peak of prompts waits, and is read in time all the same."""
+    promised = [level.ttft_s for one in pool.replicas for level in one.levels if level.ttft_s is not None]
+    if kind != "prefill" or not promised:
+        return rules.settle_s
+    return max(rules.settle_s, min(PATIENCE * min(promised), rules.hold_s))
+
+
+def _target(moment_s: float, pool: PoolSignals, state: PoolState, why: str, bounds: Bounds, rules: Rules) -> Target:
+    """What this moment asks for, or one of those before it that a pool still holds on to."""
+    present, now = len(pool.replicas) + pool.starting, state.loads[-1]
+    count = max(one.asked for one in state.loads)
+    if count > now.asked:
+        why += f"; but {count} were asked for within the last {seconds_text(rules.hold_s)}"
     if not present:
         count = 1
         why = f"{pool.held} requests wait, and no replica is there" if pool.held else "another pool has work"
@@ -154,15 +175,7 @@ def _target(
     bounded = min(max(count, bounds.least), bounds.most)
     if bounded != count:
         why = f"{why}; the pool has {'at least' if bounded > count else 'at most'} {bounded}"
-    return Target(bounded, _drained(pool.replicas, bounded), wish.load, why)
-
-
-def _why(kind: Kind, wish: Wish, highest: float, rules: Rules) -> str:
-    does = {"prefill": "read", "decode": "write", "both": "read and write"}[kind]
-    text = f"the replicas that {does} have the load of {wish.load:.2f}: {wish.why}"
-    if highest > wish.load + 0.01:
-        text += f"; the highest of the last {seconds_text(rules.hold_s)} was {highest:.2f}"
-    return text
+    return Target(bounded, _drained(pool.replicas, bounded), now.load, why)
 
 
 def _drained(replicas: Sequence[Signals], count: int) -> tuple[int, ...]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 
 HORIZON_S = 60.0
 """How far ahead KV is looked at, if nobody says: about as long as another replica takes to be there."""
-MOST_BUSY = 0.8
+MOST_BUSY = 0.9
 """The share of its time that an engine may read prompts: above it, waits grow out of proportion."""
 FULL = 0.9
 """The share of KV from which on newcomers push others out."""
+MOST_OF_A_GAP = 0.85
+"""Of a promised gap, what a step of streams alone may take: one that also takes in a newcomer is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Signals:
     """Of the last minute, what a step without prompts took."""
     alone_step_s: float | None = None
     """What such a step should take with a single stream."""
+    fitting_streams: int | None = None
+    """So many streams like these should make a step as long as the shortest promised gap allows."""
     levels: tuple[LevelSignals, ...] = ()
     goodput: dict[str, float] = field(default_factory=dict)
     """By class: requests a second that kept their promise, over the last minute."""
@@ -184,22 +188,47 @@ def _by_slots(signals: Signals) -> tuple[float, str] | None:
 
 
 def _by_gaps(signals: Signals) -> tuple[float, str] | None:
-    """Fewer streams a replica make a step shorter, down to that of a single one. Of chunks that make steps longer the
-    scheduler takes care: they are not counted here."""
-    promises = [level for level in signals.levels if level.itl_s is not None and level.running]
+    """Fewer streams a replica make a step shorter, down to that of a single one. Streams that are written faster end
+    sooner, too: with more replicas there are fewer of them in all, and the tokens a second stay. So those are counted,
+    as long as steps are short enough; where they are not, all streams have to go somewhere."""
+    level = _strictest(signals.levels)
     step_s, alone_s = signals.stream_step_s, signals.alone_step_s
-    if not promises or step_s is None or not signals.running_decode:
+    if level is None or step_s is None or not signals.running_decode:
         return None
-    level = min(promises, key=lambda one: one.itl_s or 0.0)
-    target_s = level.itl_s or math.inf
+    promised_s = level.itl_s or math.inf
     text = f"a step of {signals.running_decode} streams takes {seconds_text(step_s)}"
-    promised = f"{level.name} promises gaps of {seconds_text(target_s)}"
-    least_s = 0.0 if alone_s is None else min(alone_s, step_s)
-    if target_s <= least_s:
+    promised = f"{level.name} promises gaps of {seconds_text(promised_s)}"
+    least_s, most_s = 0.0 if alone_s is None else min(alone_s, step_s), MOST_OF_A_GAP * promised_s
+    if most_s <= least_s:
         return 1.0, f"{text}, and {promised}: a single stream takes {seconds_text(least_s)}, so replicas would not help"
-    load = (step_s - least_s) / (target_s - least_s)
+    share = (step_s - least_s) / (most_s - least_s)
+    if signals.fitting_streams and step_s <= most_s:  # a line from one stream to these says less than costs do
+        share = signals.running_decode / signals.fitting_streams
+        text += f" and {signals.fitting_streams} would fit"
+    load = share * max(1.0, most_s / max(step_s, 1e-9))
     alone = "" if alone_s is None else f", a single one {seconds_text(least_s)}"
     return min(load, max(1.0, float(signals.running_decode))), f"{text}{alone}, and {promised}"
+
+
+def _strictest(levels: Sequence[LevelSignals]) -> LevelSignals | None:
+    """Of the classes that have streams, the one that promises the shortest gaps."""
+    promises = [level for level in levels if level.itl_s is not None and level.running]
+    return min(promises, key=lambda one: one.itl_s or 0.0, default=None)
+
+
+def fitting_streams(levels: Sequence[LevelSignals], most: int, step_s: Callable[[int], float]) -> int | None:
+    """`step_s`: what a step of so many streams should take. At most `most`; None: nobody promises gaps."""
+    level = _strictest(levels)
+    if level is None or level.itl_s is None:
+        return None
+    fits, fits_not = 0, most + 1
+    while fits_not - fits > 1:
+        number = (fits + fits_not) // 2
+        if step_s(number) <= MOST_OF_A_GAP * level.itl_s:
+            fits = number
+        else:
+            fits_not = number
+    return fits
 
 
 def seconds_text(value: float) -> str:

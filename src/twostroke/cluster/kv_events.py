@@ -158,15 +158,16 @@ class KVEventPublisher:
         poller.register(self._replay, zmq.POLLIN)
         while True:
             ready = dict(poller.poll())
-            if self._inner in ready:
+            asked = self._replay.recv_multipart() if self._replay in ready else None
+            while self._inner.poll(0):  # before it is repeated: whoever asks gets all that was published by then
                 message = self._inner.recv()
                 if not message:
                     return
                 self._public.send_multipart([self._topic, number.to_bytes(8, "big"), message])
                 kept.add(number, message)
                 number += 1
-            elif self._replay in ready:
-                self._repeat(self._replay.recv_multipart(), kept)
+            if asked is not None:
+                self._repeat(asked, kept)
 
     def _repeat(self, asked: list[bytes], kept: Kept) -> None:
         """Asked by REQ or DEALER: an identity, nothing, and the number to begin with. Other frames are let be."""

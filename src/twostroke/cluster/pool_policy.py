@@ -11,7 +11,7 @@ import msgspec
 
 from twostroke.cluster.role import Role
 
-WHOLE = ("waiting", "running_prefill", "running_decode", "max_running", "running")
+WHOLE = ("waiting", "running_prefill", "running_decode", "max_running", "running", "fitting_streams")
 """Counts, which Ray averages."""
 LEVELS = "levels/"
 

@@ -41,4 +41,14 @@ class TokenEvent(NamedTuple):
     """On the last event of a request with a `lease_id`: what another engine needs; None: nothing was kept for it."""
 
 
-Event = PrefillProgress | TokenEvent
+class VectorEvent(NamedTuple):
+    """What a request for a vector brought; its last TokenEvent, without a token, follows."""
+
+    request_id: str
+    vector: bytes
+    """32-bit floats, the lowest byte first."""
+
+
+AnswerEvent = PrefillProgress | TokenEvent
+"""Of a request for tokens."""
+Event = AnswerEvent | VectorEvent

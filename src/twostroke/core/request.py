@@ -33,6 +33,10 @@ class Request:
     """Its prompt's KV is kept for another engine, which will ask for it by this name; empty: nobody will."""
     handoff: Handoff | None = None
     """Another engine has read its prompt."""
+    wants_vector: bool = False
+    """Its prompt is read for a vector, as the model pools its last states into one: no token is drawn."""
+    second_text_at: int | None = None
+    """Of two texts that are read together: the token that the second begins at; None: it is one text."""
 
     def __post_init__(self) -> None:
         given: object = self.prompt_token_ids
@@ -42,6 +46,8 @@ class Request:
             raise BadRequestError("the prompt is empty: at least one token is needed")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise BadRequestError(f"priority must be an integer, not {self.priority!r}")
+        if self.wants_vector and (self.sampling.n != 1 or self.sampling.prompt_logprobs is not None):
+            raise BadRequestError("a request for a vector has one sample and no logprobs")
 
     @property
     def stop_ids(self) -> frozenset[int]:

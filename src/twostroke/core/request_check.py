@@ -7,6 +7,9 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
 from twostroke.core.setting import shown
 
+NO_VECTORS = "this model writes text and gives no vectors: nothing in its files says how its states are pooled"
+NO_TOKENS = "this model gives vectors and writes no text: ask it for embeddings, or for a ranking"
+
 
 def check_request(request: Request, vocab_size: int) -> None:
     """Raise BadRequestError, naming the field, where a token id lies outside the vocabulary."""
@@ -26,3 +29,11 @@ def check_request(request: Request, vocab_size: int) -> None:
                 )
     if sampling.min_tokens > 0 and sum(token_id < vocab_size for token_id in request.stop_ids) >= vocab_size:
         raise BadRequestError("min_tokens cannot be met: every token of the vocabulary is a stop token")
+
+
+def check_kind(request: Request, *, gives_vectors: bool) -> None:
+    """Raise BadRequestError where a request wants of a model what it does not do."""
+    if request.wants_vector and not gives_vectors:
+        raise BadRequestError(NO_VECTORS)
+    if gives_vectors and not request.wants_vector:
+        raise BadRequestError(NO_TOKENS)

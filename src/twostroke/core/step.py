@@ -28,6 +28,9 @@ class PrefillChunk:
     """When set: for each position of the chunk whose next token is known, the logprob of that next token, and this
     many of the most likely ones. The next token of the chunk's last position comes in `next_token_id`."""
     next_token_id: int | None = None
+    pools: bool = False
+    """In place of `samples`, of a request for a vector: this chunk completes the prompt, and its last states are pooled
+    into one. Where the model pools more than the last of them, the chunk is the whole prompt."""
 
     @property
     def end(self) -> int:
@@ -129,9 +132,32 @@ class BlockCopy(NamedTuple):
     slot: int
 
 
+class StateRestore(NamedTuple):
+    """A sequence goes on from a state that was kept: it is copied into the sequence's own slot. No slot that a step
+    restores from is written to by it, so a step's copies may be made in any order."""
+
+    seq_id: int
+    group: int
+    source: int
+    target: int
+
+
+class StateSave(NamedTuple):
+    """Keep a copy of a sequence's state as it is behind its first `length` tokens, if this step computes the last of
+    them. Of a chunk that is its end. Where drafts are about, it may turn out to be another step that does: the save is
+    part of all that may, and the one that does makes it, if the token held."""
+
+    seq_id: int
+    group: int
+    slot: int
+    """Where the copy goes."""
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A backend takes spills, then loads, leaves, joins and grants; then computes decodes and prefills side by side."""
+    """A backend takes spills, then loads, leaves, joins, grants and restores; then computes decodes and prefills side
+    by side; then makes saves. A chunk that begins at position 0 finds no state before it, whatever its slot holds."""
 
     step_id: int
     prefills: tuple[PrefillChunk, ...] = ()
@@ -145,7 +171,9 @@ class Step:
     """Blocks to copy to host memory before this step, or a later one, writes to them."""
     loads: tuple[BlockCopy, ...] = ()
     """Blocks to copy from host memory, behind all that was launched before. They may still be on their way while this
-    step computes: a step waits for those that its own grants name."""
+    step computes: a step waits for those that its own grants and saves name."""
+    restores: tuple[StateRestore, ...] = ()
+    saves: tuple[StateSave, ...] = ()
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -198,3 +226,5 @@ class StepResult:
     """Of `compute_s`, what making drafts took: looking them up, or computing them and what they are made from."""
     stuck: frozenset[int] = frozenset()
     """Of those in `errors`, whose grammar allows no token: their KV is right, and others may use it."""
+    vectors: Mapping[int, bytes] = field(default_factory=dict)
+    """Of each chunk that `pools`, in 32-bit floats, the lowest byte first."""

@@ -11,6 +11,8 @@ class TierReport:
     """Prompt tokens found in the prefix cache, by tier: `device`, `host`, `disk`."""
     bytes: dict[str, int]
     """That a tier holds."""
+    blocks: dict[str, int]
+    """That can be found there."""
     limit_bytes: dict[str, int]
     """That it may hold; a tier that there is not has none."""
     moved_blocks: dict[str, int]

@@ -19,9 +19,11 @@ class PrefixBreak(NamedTuple):
     """The first token that was not found."""
     kind: str
     """`evicted`: it was cached once, and its space was needed; `differs`: an earlier prompt has another token here;
-    `new`: nothing was ever cached behind what was found."""
+    `new`: nothing was ever cached behind what was found; `state`: more is cached, and no state of the layers that keep
+    one was kept further on."""
     tokens: int = 0
-    """Evicted: how many were lost in a row. Differs: how many of those behind are the same in the earlier prompt."""
+    """Evicted: how many were lost in a row. Differs: how many of those behind are the same in the earlier prompt.
+    State: how many of those behind are cached."""
 
 
 class TierTokens(NamedTuple):

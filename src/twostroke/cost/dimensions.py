@@ -13,7 +13,7 @@ from math import ceil, prod
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, LatentWork, ModelShape
 from twostroke.models.families.rope import MAX_CONTEXT
-from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, LayerGroup, ModelSpec, RecurrentMixer
+from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, LayerGroup, ModelSpec, Recurrent
 
 
 class Part(Enum):
@@ -79,22 +79,29 @@ class Dimensions:
         counts: Counter[tuple[str, tuple[int, ...], Part]] = Counter()
         hidden = self.spec.hidden_size
         for layer, count in Counter(self.spec.layers).items():
-            met_by_all = layer.norm_shapes(hidden) | layer.attention.tensor_shapes(hidden)
-            if (moe := layer.moe) is None:
-                met_by_all |= layer.mlp.tensor_shapes(hidden)
-            else:
+            met_by_all = layer.around_shapes(hidden)
+            if layer.attention is not None:
+                met_by_all |= layer.attention.tensor_shapes(hidden)
+            if layer.dense is not None:
+                met_by_all |= layer.dense.tensor_shapes(hidden)
+            if (moe := layer.moe) is not None:
                 met_by_all |= moe.router_shapes(hidden)
                 for name, shape in moe.expert.tensor_shapes(hidden).items():
                     counts[f"expert {name}", shape, Part.EXPERT] += count * moe.num_experts
             for name, shape in met_by_all.items():
                 counts[name.replace("shared.", "shared expert "), shape, Part.LAYER] += count
+        if (own := self.spec.layer_input) is not None:
+            for name, shape in own.shared_shapes(self.spec.vocab_size, hidden, self.num_layers).items():
+                if name != "layer_embedding":  # which is looked up
+                    counts[name, shape, Part.LAYER] += 1
         return counts
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
         head = Matrix("head", self.spec.vocab_size, self.spec.hidden_size, 1, Part.HEAD)
         found = [(name, shape, count, part) for (name, shape, part), count in self._tensors.items() if len(shape) == 2]
-        return (*(Matrix(name, shape[0], shape[1], count, part) for name, shape, count, part in found), head)
+        heads = (head,) if self.spec.has_output else ()
+        return (*(Matrix(name, shape[0], shape[1], count, part) for name, shape, count, part in found), *heads)
 
     def _vectors_of(self, part: Part) -> int:
         """Norms and biases."""
@@ -106,14 +113,23 @@ class Dimensions:
     def vector_parameters(self) -> int:
         """Norms and biases that every token meets."""
         spec = self.spec
-        ends = spec.hidden_size * (1 + spec.final_norm_bias) + spec.vocab_size * spec.head_bias
+        ends = spec.hidden_size * (spec.has_final_norm + spec.final_norm_bias) + spec.vocab_size * spec.head_bias
         return self._vectors_of(Part.LAYER) + ends
 
     @property
+    def looked_up_parameters(self) -> int:
+        """Of tables that a step gathers a row a token of."""
+        spec = self.spec
+        is_multiplied = spec.tied_embeddings and spec.has_output
+        embedding = 0 if is_multiplied else spec.vocab_size * spec.hidden_size
+        places = 0 if spec.places is None else sum(map(prod, spec.places.tensor_shapes(spec.hidden_size).values()))
+        width = 0 if spec.layer_input is None else spec.layer_input.width
+        return embedding + places + spec.vocab_size * spec.num_layers * width
+
+    @property
     def num_parameters(self) -> int:
-        embedding = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.spec.hidden_size
         vectors = self.vector_parameters + self._vectors_of(Part.EXPERT)
-        return sum(matrix.parameters for matrix in self.matrices) + vectors + embedding
+        return sum(matrix.parameters for matrix in self.matrices) + vectors + self.looked_up_parameters
 
     def parameters_of(self, part: Part) -> int:
         return sum(matrix.parameters for matrix in self.matrices if matrix.part is part)
@@ -142,7 +158,6 @@ class Dimensions:
             in_layers += in_experts // self.num_experts * self.experts_per_token
         groups, (num_heads, head_dim) = self.spec.kv_groups(), heads_of(self.spec)
         kv_bytes = [_bytes(len(group.layers) * group.values, kv_bits) for group in groups]
-        untied = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.spec.hidden_size
         return ModelShape(
             num_parameters=self.num_parameters,
             layer_matmul_parameters=in_layers,
@@ -152,7 +167,7 @@ class Dimensions:
             head_dim=head_dim,
             kv_groups=kv_group_shapes(self.spec, kv_bytes),
             experts=experts,
-            embedding_bytes=_bytes(untied, head_bits),
+            embedding_bytes=_bytes(self.looked_up_parameters, head_bits),
         )
 
 
@@ -168,21 +183,22 @@ def heads_of(spec: ModelSpec) -> tuple[int, int]:
 
 def kv_group_shapes(spec: ModelSpec, bytes_by_group: Sequence[int]) -> tuple[KVGroupShape, ...]:
     """Of each of `spec.kv_groups()`: `bytes_by_group` is what a token takes in all of its layers."""
-    return tuple(
-        _group_shape(group, [spec.layers[index].attention for index in group.layers], num_bytes)
-        for group, num_bytes in zip(spec.kv_groups(), bytes_by_group, strict=True)
-    )
+    shapes = []
+    for group, num_bytes in zip(spec.kv_groups(), bytes_by_group, strict=True):
+        readers = [layer.attention for index, layer in enumerate(spec.layers) if spec.kv_source(index) in group.layers]
+        shapes.append(_group_shape(group, readers, num_bytes))
+    return tuple(shapes)
 
 
-def _group_shape(group: LayerGroup, attentions: list[Attention], num_bytes: int) -> KVGroupShape:
+def _group_shape(group: LayerGroup, attentions: list[Attention | None], num_bytes: int) -> KVGroupShape:
     """A state is read and written by each token once: like a window of one, for its cost."""
     pairs, latents = 0, []
     for attention in attentions:
         if isinstance(attention, LatentAttention):
             latents.append(attention)
-        elif isinstance(attention, RecurrentMixer):
+        elif isinstance(attention, Recurrent):
             pairs += 2 * attention.state_values
-        else:
+        elif attention is not None:
             pairs += 2 * attention.query_width
     latent = None
     if latents:
@@ -191,7 +207,8 @@ def _group_shape(group: LayerGroup, attentions: list[Attention], num_bytes: int)
         absorbed = sum(one.num_heads * (2 * one.rank + one.rotated_dim) for one in latents)
         latent = LatentWork(expanded, absorbed, expansion)
     window = 1 if group.content == "state" else group.window
-    return KVGroupShape(len(attentions), window, num_bytes, group.content, pairs, latent)
+    own, further = len(group.layers), len(attentions) - len(group.layers)
+    return KVGroupShape(own, window, num_bytes, group.content, pairs, latent, num_sharing=further)
 
 
 def _bytes(count: int, bits: float) -> int:

@@ -38,7 +38,7 @@ def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> f
     """Seconds to write one token alone, when `context_len` tokens (the one that enters among them) are known: every
     weight that it meets and the KV of that context are read once."""
     weights = shape.weight_bytes_read(1)
-    return (weights + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
+    return (weights + shape.kv_bytes_moved(context_len)) / ceilings.read_bytes_per_s
 
 
 def decode_run_floor_s(
@@ -47,7 +47,7 @@ def decode_run_floor_s(
     """The same for `num_tokens` in a row, the first of them at a context of `first_context`. `num_steps`: in which they
     were written, where drafts held; the contexts of steps are spread evenly over the answer."""
     kv_bytes = sum(
-        group.query_key_pairs(first_context - 1, num_tokens) * group.bytes_per_token for group in shape.kv_groups
+        group.query_key_pairs(first_context - 1, num_tokens) * group.moved_per_position for group in shape.kv_groups
     )
     weights = shape.weight_bytes_read(1)
     run_s = (num_tokens * weights + kv_bytes) / ceilings.read_bytes_per_s
@@ -103,22 +103,19 @@ def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
 
 
 def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
-    """K and V that a slot at the end of each context reads. There may be hundreds in every step."""
+    """K and V that a slot at the end of each context reads; of a state, also what it writes. There may be hundreds in
+    every step."""
     read = 0
     for group in shape.kv_groups:
         positions = sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window)))
-        read += group.bytes_per_token * positions
+        read += group.moved_per_position * positions
     return read
 
 
 def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
     """The weights that it meets, once, in the form that a step of this size reads; each context; what lies before a
-    chunk, once for all its queries."""
-    prefixes = sum(
-        (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
-        for start, _ in work.chunks
-        for group in shape.kv_groups
-    )
+    chunk, once for all its queries. States are written, too, once a slot or chunk."""
+    prefixes = sum(group.moved_before(start) for start, _ in work.chunks for group in shape.kv_groups)
     weights = shape.weight_bytes_read(work.num_tokens)
     return weights + contexts_bytes_read(shape, work.contexts) + prefixes
 

@@ -106,6 +106,50 @@ _MISTRAL_SMALL_4 = {
     "max_position_embeddings": 1_048_576,
 }
 
+_LFM2: dict[str, Any] = {"vocab": 65_536, "max_position_embeddings": 128_000, "conv_L_cache": 3}
+_LFM2_MOE: dict[str, Any] = {
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1792,
+    "layer_types": ["full_attention" if index in (2, 6, 10, 14, 18, 21) else "conv" for index in range(24)],
+}
+_QWEN3_NEXT: dict[str, Any] = {
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "max_position_embeddings": 262_144,
+}
+_GRANITE_4_TINY: dict[str, Any] = {
+    "layer_types": ["attention" if index in (5, 15, 25, 35) else "mamba" for index in range(40)],
+    "mamba_n_heads": 48,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "shared_intermediate_size": 1024,
+    "position_embedding_type": "nope",
+    "max_position_embeddings": 131_072,
+}
+_NEMOTRON_3_NANO: dict[str, Any] = {
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "head_dim": 128,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "max_position_embeddings": 262_144,
+}
+
 KNOWN_SHAPES: dict[str, KnownShape] = {
     "SmolLM2-135M": KnownShape(_config("llama", 576, 1536, 30, 9, 3, **_SMOLLM2)),
     "SmolLM2-360M": KnownShape(_config("llama", 960, 2560, 32, 15, 5, **_SMOLLM2)),
@@ -159,6 +203,15 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
     "Mistral-Small-4": KnownShape(_config("mistral4", 4096, 12_288, 36, 32, 32, 131_072, **_MISTRAL_SMALL_4), "fp8"),
     "gpt-oss-20b": KnownShape(_config("gpt_oss", 2880, 2880, 24, 64, 8, **_GPT_OSS, num_local_experts=32), "mxfp4"),
     "gpt-oss-120b": KnownShape(_config("gpt_oss", 2880, 2880, 36, 64, 8, **_GPT_OSS, num_local_experts=128), "mxfp4"),
+    "LFM2-1.2B": KnownShape(
+        _config("lfm2", 2048, 12_288, 16, 32, 8, **_LFM2, **_TIED, full_attn_idxs=[2, 5, 8, 10, 12, 14])
+    ),
+    "LFM2-8B-A1B": KnownShape(_config("lfm2_moe", 2048, 7168, 24, 32, 8, **_LFM2, **_TIED, **_LFM2_MOE)),
+    "Qwen3-Next-80B-A3B": KnownShape(_config("qwen3_next", 2048, 5120, 48, 16, 2, 151_936, **_QWEN3_NEXT)),
+    "Granite-4.0-H-Tiny": KnownShape(
+        _config("granitemoehybrid", 1536, 512, 40, 12, 4, 100_352, **_TIED, **_GRANITE_4_TINY)
+    ),
+    "Nemotron-3-Nano-30B-A3B": KnownShape(_config("nemotron_h", 2688, 1856, 52, 32, 2, 131_072, **_NEMOTRON_3_NANO)),
 }
 
 _ALIASES = {"llama-3-8b": "Llama-3.1-8B", "llama-3-70b": "Llama-3.1-70B", "deepseek-r1": "DeepSeek-V3"}

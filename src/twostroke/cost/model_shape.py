@@ -35,6 +35,28 @@ class KVGroupShape:
     """Of a query-key pair, scores and weighted values in all of the group's layers; of a state, of one token. None: by
     the model's heads."""
     latent: LatentWork | None = None
+    num_sharing: int = 0
+    """Further layers that read the KV of these, and keep none: they read it over again."""
+
+    @property
+    def num_readers(self) -> int:
+        return self.num_layers + self.num_sharing
+
+    @property
+    def read_bytes_per_token(self) -> int:
+        """Of one position, over all layers that read it."""
+        return self.bytes_per_token * self.num_readers // self.num_layers
+
+    @property
+    def moved_per_position(self) -> int:
+        """Bytes that a step moves for each position that it reads: a state is written back whole, too."""
+        return 2 * self.bytes_per_token if self.content == "state" else self.read_bytes_per_token
+
+    def moved_before(self, start: int) -> int:
+        """Bytes that a chunk moves of what lies before its first position, once for all its queries."""
+        if self.content == "state":
+            return self.moved_per_position if start else self.bytes_per_token
+        return (start if self.window is None else min(start, self.window - 1)) * self.read_bytes_per_token
 
     def positions_read(self, context_len: int) -> int:
         """How many positions the last query of a context reads, itself among them."""
@@ -54,7 +76,7 @@ class KVGroupShape:
         if self.latent is not None:
             expanded = self.latent.expanded_per_pair * pairs + self.latent.expansion_per_position * start
             return min(expanded, self.latent.absorbed_per_pair * pairs)
-        own = 2 * head_width * self.num_layers if self.pair_multiply_adds is None else self.pair_multiply_adds
+        own = 2 * head_width * self.num_readers if self.pair_multiply_adds is None else self.pair_multiply_adds
         return own * pairs
 
 
@@ -199,8 +221,12 @@ class ModelShape:
         return sum(group.bytes_per_token for group in self.kv_groups if group.content != "state")
 
     def kv_bytes_read(self, context_len: int) -> int:
-        """Bytes of K and V that the last query of a context reads, its own position among them."""
-        return sum(group.positions_read(context_len) * group.bytes_per_token for group in self.kv_groups)
+        """Bytes of K and V that the last query of a context reads, its own position among them, and of states."""
+        return sum(group.positions_read(context_len) * group.read_bytes_per_token for group in self.kv_groups)
+
+    def kv_bytes_moved(self, context_len: int) -> int:
+        """What the last query of a context reads and, of states, writes."""
+        return sum(group.positions_read(context_len) * group.moved_per_position for group in self.kv_groups)
 
     def attention_multiply_adds(self, start: int, num_tokens: int) -> int:
         """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair."""

@@ -31,6 +31,7 @@ from twostroke.engine.fleet import FleetSettings
 from twostroke.engine.formats import Choice, choose_formats, format_wish
 from twostroke.engine.ranks import ranks_reasons, refuse_with_ranks, with_ranks
 from twostroke.engine.tiers import ledger_of, make_tiers, prefill_seconds, refuse_tiers
+from twostroke.engine.vectors import reads_whole, sizes_for, vectors_note, with_vectors
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads import HEADS, load_head
@@ -82,6 +83,7 @@ class Preparation:
             max_tokens_per_step=self.resolved.sizes.max_tokens_per_step,
             max_running=self.resolved.sizes.max_running,
             prefix_caching=self.resolved.config.kv.prefix_caching,
+            whole_prompts=reads_whole(self.checkpoint),
         )
 
     @property
@@ -205,7 +207,7 @@ def choose(checkpoint: Checkpoint, config: EngineConfig, here: machine.Machine) 
 
 
 def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
-    here = machine.detect()
+    here, config = machine.detect(), with_vectors(checkpoint, config)
     choice = choose(checkpoint, config, here)
     factory = choice.factory
     if MTP in config.speculate.split(","):
@@ -221,8 +223,8 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     memory = beside(choice.memory, plans)
 
     def resolve_within(space: MemorySpace) -> ResolvedConfig:
-        spec = checkpoint.spec
-        return resolve(config, spec.max_context, needs, space, factory.suits, here.threads, spec.short_rope_context)
+        spec, suits, whole = checkpoint.spec, sizes_for(checkpoint, factory.suits), reads_whole(checkpoint)
+        return resolve(config, spec.max_context, needs, space, suits, here.threads, spec.short_rope_context, whole)
 
     offered = factory.decode_weights(checkpoint, choice.formats)
     holding = choose_decode_weights(config, offered, memory, needs, resolve_within)
@@ -254,6 +256,7 @@ def assemble(
     checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig, fleet: FleetSettings | None = None
 ) -> Assembly:
     refuse_with_ranks(config, in_fleet=fleet is not None)
+    config = with_vectors(checkpoint, config, in_fleet=fleet is not None)
     prepared = prepare(checkpoint, config)
     for companion in prepared.companions:
         if companion.head is not None:
@@ -262,7 +265,7 @@ def assemble(
         other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
         refuse_other_tokens(checkpoint, own, tokenizer, other)
     checkpoint, factory, resolved, shape = prepared.checkpoint, prepared.factory, prepared.resolved, prepared.shape
-    refuse_tiers(config.kv, resolved.layout)
+    refuse_tiers(config.kv, resolved.layout, in_fleet=fleet is not None)
     try:
         backend = factory.create(
             checkpoint,
@@ -307,7 +310,7 @@ def assemble(
         step_seconds=step_cost.seconds,
     )
     grammars = None
-    if tokenizer is not None and isinstance(backend, MaskingBackend):
+    if tokenizer is not None and checkpoint.pooling is None and isinstance(backend, MaskingBackend):
         grammars = LazyGrammars(tokenizer)
         backend.use_grammars(grammars)
     vocab_size = checkpoint.spec.vocab_size
@@ -320,7 +323,10 @@ def assemble(
         run_ahead=config.run_ahead,
         step_cost=step_cost,
         draft_methods=() if drafting is None else drafting.methods,
+        gives_vectors=checkpoint.pooling is not None,
     )
+    if checkpoint.pooling is not None:
+        drafts_note = vectors_note(checkpoint, checkpoint.pooling)
     notes = (*prepared.reasons, drafts_note, *([] if tiers_note is None else [tiers_note]))
     notes = (*notes, *getattr(backend, "notes", ()))
     if calibration is not None:

@@ -64,6 +64,8 @@ def plan_companion(
         raise BackendError(f"the {factory.name} backend runs no second model yet: {what} cannot draft there")
     if (reason := factory.supports(checkpoint)) is not None:
         raise BackendError(f"{what} cannot run on the {factory.name} backend: {reason}")
+    if any(group.content == "state" for group in checkpoint.spec.kv_groups()):
+        raise BackendError(f"{what} cannot draft: it keeps states, which cannot be taken back where a draft fails")
     formats = choose_formats(config, checkpoint, here, factory, "").formats
     companion = Companion(method, checkpoint, formats, number)
     return CompanionPlan(companion, companion_needs(factory, companion), factory.companion_bytes(checkpoint, formats))

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from twostroke.backends.interface import Backend, SpeculatingBackend, Ticket
 from twostroke.core.errors import BackendError, BackendLostError, BadRequestError
-from twostroke.core.events import Event, PrefillProgress, TokenEvent
+from twostroke.core.events import Event, PrefillProgress, TokenEvent, VectorEvent
 from twostroke.core.grammar import Grammars
 from twostroke.core.request import Request
-from twostroke.core.request_check import check_request
+from twostroke.core.request_check import check_kind, check_request
 from twostroke.core.sequence import FinishReason, Sequence
 from twostroke.core.speculation import check_speculation
 from twostroke.core.step import Step, StepResult
@@ -59,6 +59,7 @@ class Engine:
         run_ahead: bool = True,
         step_cost: StepCost | None = None,
         draft_methods: Collection[str] = (),
+        gives_vectors: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
@@ -67,6 +68,8 @@ class Engine:
         """Learns from every step what the next should take; None: nobody asks."""
         self.draft_methods = draft_methods
         """Who drafts, by name."""
+        self.gives_vectors = gives_vectors
+        """Its model pools prompts into vectors, and writes no tokens."""
         self._process = os.getpid()
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
@@ -123,6 +126,7 @@ class Engine:
         if request.request_id in self._live:
             raise BadRequestError(f"request id {request.request_id!r} is already in use")
         check_request(request, self._vocab_size)
+        check_kind(request, gives_vectors=self.gives_vectors)
         check_speculation(request.sampling.speculation, self.draft_methods)
         if request.sampling.stop and self._tokenizer is None:
             raise BadRequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
@@ -136,7 +140,7 @@ class Engine:
             self._live[request.request_id] = len(sequences)
             if compiled is not None:
                 self._compiled[request.request_id] = compiled
-            if self._tokenizer is not None:
+            if self._tokenizer is not None and not request.wants_vector:
                 sampling = request.sampling
                 for sequence in sequences:
                     self._streams[sequence.seq_id] = TextStream(
@@ -279,6 +283,8 @@ class Engine:
         if event is not None and sequence.error is not None and not stopped:
             pending.append(event)  # what went wrong came behind it
             event = None
+        if advance.vector is not None:
+            pending.append(VectorEvent(name, advance.vector))
         event = event or TokenEvent(name, index, (), "", (), prompt_logprobs)
         pending.append(self._stopped(event, sequence) if stopped else self._finished(event, sequence))
 

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from twostroke.config import EngineConfig, EngineOptions
-from twostroke.core.errors import BadRequestError
-from twostroke.core.events import Event, PrefillProgress, TokenEvent
+from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.events import AnswerEvent, Event, PrefillProgress, TokenEvent, VectorEvent
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
@@ -30,6 +30,7 @@ from twostroke.text.side_process import end_process
 from twostroke.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from twostroke.engine.embedding import Ranked
     from twostroke.explain.explanation import Explainer
 
 Prompt = str | Sequence[int]
@@ -116,10 +117,46 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, service_level: str = ""
-    ) -> Iterator[Event]:
+    ) -> Iterator[AnswerEvent]:
         """Yield events as the answer comes: PrefillProgress while the prompt is read, TokenEvent as it is written.
         Leaving the loop early aborts the request."""
         return self._events_of(self.request(prompt, sampling or SamplingParams(), service_level))
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        progress: bool | None = None,
+    ) -> list[list[float]]:
+        """The vectors of texts (or token ids), in their order.
+
+        `prompt_name`: of the model's prompts, the one to put before each text; None: its default, if it has one.
+        `dimensions`: only this many of the first numbers, brought to length 1 again. `truncate`: too long a text
+        is cut at its end, and not refused."""
+        from twostroke.engine.embedding import embed
+
+        return embed(self, _as_batch(texts), prompt_name, dimensions, truncate, progress)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
+    ) -> list[Ranked]:
+        """The documents by how well they answer the query, the best first: `index` and `score` of each. A reranker
+        scores each beside the query; with an embedding model the score is the cosine of their vectors."""
+        from twostroke.engine.embedding import rerank
+
+        return rerank(self, query, documents, top_n, truncate)
+
+    def vectors(self, requests: list[Request], progress: bool | None = None) -> list[bytes]:
+        """What requests for vectors bring, as events have it. Raises BackendError for the first that failed."""
+        shown = len(requests) > 1 and sys.stderr.isatty() if progress is None else progress
+        results = self._run(requests, [None] * len(requests), shown)
+        for result in results:
+            if result.vector is None:
+                raise BackendError(result.error or "a text was given up before its vector came")
+        return [result.vector for result in results if result.vector is not None]
 
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """The prompt of a conversation, as the model's chat template renders it. Special tokens that a user wrote
@@ -139,7 +176,15 @@ class LLM:
         process, self._template_process = self._template_process, None
         return ChatEncoder(self.tokenizer, process)
 
-    def request(self, prompt: Prompt, sampling: SamplingParams, service_level: str = "") -> Request:
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        service_level: str = "",
+        *,
+        wants_vector: bool = False,
+        second_text_at: int | None = None,
+    ) -> Request:
         self.engine.check_process()
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         # By kinds: asking an abstract class about each token takes half a millisecond for a thousand of them.
@@ -152,6 +197,8 @@ class LLM:
             sampling=sampling,
             eos_token_ids=frozenset() if self.assembly.tokenizer is None else self.tokenizer.eos_token_ids,
             service_level=service_level,
+            wants_vector=wants_vector,
+            second_text_at=second_text_at,
         )
 
     def close(self) -> None:
@@ -198,6 +245,8 @@ class LLM:
                             if isinstance(event, TokenEvent):
                                 results[name].absorb(event)
                                 bar.count_tokens(len(event.token_ids))
+                            elif isinstance(event, VectorEvent):
+                                results[name].vector = event.vector
                         if results[name].is_finished:
                             pending.discard(name)
                             bar.finish_one()
@@ -207,7 +256,7 @@ class LLM:
             result.explainer = self.explainer
         return list(results.values())
 
-    def _events_of(self, request: Request) -> Iterator[Event]:
+    def _events_of(self, request: Request) -> Iterator[AnswerEvent]:
         self._add(request)
         unfinished = request.sampling.n
         try:
@@ -215,7 +264,8 @@ class LLM:
                 for event in self._take(request.request_id):
                     if isinstance(event, TokenEvent) and event.finish_reason is not None:
                         unfinished -= 1
-                    yield event
+                    if not isinstance(event, VectorEvent):
+                        yield event
                 if unfinished:
                     self._step(request.request_id)
         finally:

@@ -35,6 +35,8 @@ class GenerationResult:
     prompt_token_ids: tuple[int, ...]
     samples: list[Sample]
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    vector: bytes | None = field(default=None, repr=False)
+    """Of a request for one: 32-bit floats, the lowest byte first."""
     explainer: Explainer | None = field(default=None, repr=False, compare=False)
 
     @property

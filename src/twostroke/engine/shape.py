@@ -22,7 +22,7 @@ def shape_of(
     shapes = spec.tensor_shapes()
     head = "embedding" if spec.tied_embeddings else "output"
     matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) == 2}
-    in_layers = sum(count for name, count in matrices.items() if name not in ("embedding", "output"))
+    in_layers = sum(count for name, count in matrices.items() if name.startswith(("layers.", "layer_projection")))
     weight_bytes = sum(map(held_bytes, checkpoint.tensors))
     experts = None
     if (moe := spec.moe) is not None:
@@ -32,13 +32,16 @@ def shape_of(
         experts = ExpertsShape(moe.num_experts, moe.experts_per_token, expert_bytes, in_experts)
         weight_bytes -= expert_bytes
         in_layers -= in_experts - experts.active_parameters
-    embedding_bytes = 0 if spec.tied_embeddings else checkpoint.tensors["embedding"].nbytes
+    looked_up = ["position_embedding", "text_embedding"] if spec.places is not None else []
+    looked_up += [] if spec.layer_input is None else ["layer_embedding"]
+    looked_up += [] if spec.tied_embeddings and spec.has_output else ["embedding"]
+    embedding_bytes = sum(checkpoint.tensors[name].nbytes for name in looked_up)
     weight_bytes -= embedding_bytes
     num_heads, head_dim = heads_of(spec)
     return ModelShape(
         num_parameters=checkpoint.num_parameters,
         layer_matmul_parameters=in_layers,
-        head_matmul_parameters=matrices[head],
+        head_matmul_parameters=matrices[head] if spec.has_output else 0,
         weight_bytes_per_step=weight_bytes,
         num_heads=num_heads,
         head_dim=head_dim,

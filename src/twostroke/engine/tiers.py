@@ -39,8 +39,10 @@ LAST_WRITES_S = 3.0
 """What an end may take to bring to disk what only memory has."""
 
 
-def refuse_tiers(config: KVConfig, layout: KVLayout) -> None:
+def refuse_tiers(config: KVConfig, layout: KVLayout, *, in_fleet: bool = False) -> None:
     """Raise for what cannot be had, before anything is loaded."""
+    if in_fleet and any(group.is_state for group in layout.groups):
+        raise BadRequestError("--role does not work for a model whose layers keep states: they are not handed over yet")
     wanted = [flag for flag, asked in (("--kv-host-gb", config.host_gb), ("--kv-disk", config.disk)) if asked]
     if config.disk_gb is not None and config.disk is None:
         raise BadRequestError("--kv-disk-gb says how much of a folder may be used: --kv-disk says which folder")
@@ -56,8 +58,6 @@ def refuse_tiers(config: KVConfig, layout: KVLayout) -> None:
             f"{wanted[0]} does not work beside a model or a head that drafts, whose KV is not moved; --speculate auto "
             "works"
         )
-    if any(group.is_state for group in layout.groups):
-        raise BadRequestError(f"{wanted[0]} does not work for a model whose layers keep states in place of KV")
 
 
 def make_tiers(
@@ -101,7 +101,8 @@ def make_tiers(
 def ledger_of(config: SchedulerConfig, layout: KVLayout, tiers: KVTiers | None) -> KVLedger:
     """Blocks are named with the folder's key where there is one, so that a restart finds them."""
     key = None if tiers is None or tiers.disk is None else tiers.disk.key
-    return KVLedger(layout, prefix_caching=config.prefix_caching, key=key, tiers=tiers)
+    caching, snapshot_tokens = config.prefix_caching, config.snapshot_tokens
+    return KVLedger(layout, prefix_caching=caching, key=key, tiers=tiers, snapshot_tokens=snapshot_tokens)
 
 
 def slots_of(layout: KVLayout, block_format: KVFormat, host_bytes: int) -> list[int]:
@@ -176,6 +177,7 @@ def tier_report(counts: SchedulerCounts) -> TierReport | None:
     return TierReport(
         hit_tokens={"device": counts.prefix_hit_tokens - sum(hits), **hits._asdict()},
         bytes={"host": tiers.host_bytes, "disk": tiers.disk_bytes},
+        blocks={"host": tiers.host_blocks, "disk": tiers.disk_blocks},
         limit_bytes={"host": tiers.host_limit_bytes}
         | ({"disk": tiers.disk_limit_bytes} if tiers.disk_limit_bytes else {}),
         moved_blocks={move: getattr(totals, f"{move}_blocks") for move in moves},

@@ -107,6 +107,8 @@ def kept_prefix(timing: SequenceTiming, account: StartAccount, yardstick: Yardst
         return None
     if broken.kind == "evicted":
         text = f"more KV (--kv-memory) would have kept them and started it about {wording.seconds(gain_s)} sooner"
+    elif broken.kind == "state":
+        text = f"the next prompt that begins like it finds a state there, and starts {wording.seconds(gain_s)} sooner"
     else:
         text = f"with what differs moved to the end it would have started about {wording.seconds(gain_s)} sooner"
     return Change(text, gain_s)

@@ -229,6 +229,8 @@ def _reading(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick, a
         broken = timing.prefix
         if broken.kind == "evicted":
             what += f", {broken.tokens:,} of which had been cached from token {broken.token_index:,} on, and evicted"
+        elif broken.kind == "state":
+            what += f", {broken.tokens:,} of which are cached from token {broken.token_index:,} on, all but their state"
         else:
             what += f" because token {broken.token_index:,} differs from an earlier prompt"
             what += f" (of the tokens after it {broken.tokens:,} are the same)"

@@ -1,5 +1,5 @@
-"""A group's blocks as a picture has them: runs of neighbours that are free, cached, or held by the same sequence. Reads
-the pool and the tables; changes nothing."""
+"""A group's blocks as a picture has them: runs of neighbours that are free, cached, or held by the same sequence; and
+the slots of host memory that blocks go to. Reads the pool, the tables and the tiers; changes nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from twostroke.kv.block_pool import BlockPool
+from twostroke.kv.tiers.tiers import KVTiers
 
 BlockState = Literal["free", "cached", "used", "shared"]
 """Nobody has it; nobody has it and it can be found again; one sequence has it; several have."""
+SlotState = Literal["free", "kept", "written", "moving"]
+"""Of a slot in host memory. Nothing is there; a block is; a block is, and disk has it, too; a copy is under way."""
 
 _FREE, _CACHED = -1, -2
 NOBODY = -1
@@ -19,7 +22,7 @@ NOBODY = -1
 class BlockRun(NamedTuple):
     first: int
     length: int
-    state: BlockState
+    state: BlockState | SlotState
     seq_id: int
     """Who holds it, of several the one that began first; NOBODY: nobody does."""
 
@@ -46,3 +49,18 @@ def _run(first: int, length: int, kind: int) -> BlockRun:
     if kind < 0:
         return BlockRun(first, length, "free" if kind == _FREE else "cached", NOBODY)
     return BlockRun(first, length, "shared" if kind % 2 else "used", kind // 2)
+
+
+def slot_runs(tiers: KVTiers, group: int) -> list[BlockRun]:
+    """The same of this group's slots in host memory, in one pass over what is there, and one over all."""
+    states: list[SlotState] = ["free"] * tiers.host.num_slots[group]
+    disk = tiers.disk
+    for kept in tiers.host.taken(group):
+        is_written = disk is not None and disk.find(kept.node, group) is not None
+        states[kept.slot] = "moving" if kept.pins else "written" if is_written else "kept"
+    runs, first = [], 0
+    for state, same in groupby(states):
+        length = len(list(same))
+        runs.append(BlockRun(first, length, state, NOBODY))
+        first += length
+    return runs

@@ -109,6 +109,11 @@ class BlockPool:
         """The prefix index now has an entry for this referenced block."""
         self._findable[block] = 1
 
+    def make_stalest(self, block: int) -> None:
+        """Of those that nobody holds this one is given up next."""
+        if block in self._cached:
+            self._cached.move_to_end(block, last=False)
+
     def mark_lost(self, block: int) -> None:
         """The prefix index dropped its entry for this block."""
         self._findable[block] = 0

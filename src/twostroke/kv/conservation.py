@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from twostroke.core.kv_layout import KVGroup
 from twostroke.core.sequence import Sequence
 from twostroke.kv.block_pool import ConservationError
 
 if TYPE_CHECKING:
     from twostroke.kv.ledger import Holding, KVLedger
+    from twostroke.kv.snapshots import Snapshots
 
 
 def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Holding]) -> None:
@@ -24,6 +26,8 @@ def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Hold
     for number, pool in enumerate(ledger.pools):
         tables = [(sequence, holdings[sequence.seq_id].tables[number]) for sequence in running]
         held = Counter(block for _, table in tables for block in table if block is not None)
+        if ledger.states is not None and number in ledger.states.numbers:
+            held += ledger.states.held(number)
         try:
             pool.check(held)
             _check_sharing(ledger, number, tables)
@@ -31,9 +35,27 @@ def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Hold
             raise ConservationError(f"KV group {number}: {error}") from None
     for sequence in running:
         _check_tables(ledger, sequence, holdings[sequence.seq_id])
+        if ledger.states is not None:
+            _check_dues(ledger, sequence, ledger.states)
     _check_index(ledger)
     if ledger.tiers is not None:
         ledger.tiers.check()
+
+
+def _check_dues(ledger: KVLedger, sequence: Sequence, states: Snapshots) -> None:
+    """Snapshots that were not taken yet lie ahead, in order, and nobody can find them."""
+    dues, name = states.keeping(sequence).dues, f"sequence {sequence.seq_id}"
+    lengths = [due.length for due in dues]
+    if lengths != sorted(set(lengths)) or any(length % ledger.layout.block_size for length in lengths):
+        raise ConservationError(f"{name} is to have snapshots behind {lengths} tokens")
+    if lengths and lengths[0] <= sequence.num_computed:
+        raise ConservationError(
+            f"{name} has computed {sequence.num_computed} positions, and no snapshot at {lengths[0]}"
+        )
+    for due in dues:
+        for number, slot in zip(states.numbers, due.slots, strict=True):
+            if ledger.pools[number].is_findable(slot):
+                raise ConservationError(f"{name}: snapshot {slot} of KV group {number} is found before it is taken")
 
 
 def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> None:
@@ -49,7 +71,9 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
         )
     for number, (group, table) in enumerate(zip(ledger.layout.groups, holding.tables, strict=True)):
         name = f"sequence {sequence.seq_id}, KV group {number}"
-        if len(table) < ledger.layout.entries_for(group, sequence.next_position):
+        if len(table) < ledger.layout.entries_for(group, sequence.next_position) and not _waits(
+            ledger, sequence, group
+        ):
             raise ConservationError(f"{name}: {len(table)} blocks for {sequence.next_position} positions")
         if group.is_state and len(table) > 1:
             raise ConservationError(f"{name}: {len(table)} slots for one state")
@@ -67,6 +91,13 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
             raise ConservationError(f"{name}: {granted} of {len(table)} entries were granted")
 
 
+def _waits(ledger: KVLedger, sequence: Sequence, group: KVGroup) -> bool:
+    """Whether its state lies in a snapshot yet: it has none of its own before its first step."""
+    if not group.is_state or ledger.states is None or sequence.num_in_flight:
+        return False
+    return bool(ledger.states.keeping(sequence).sources)
+
+
 def _check_sharing(ledger: KVLedger, number: int, tables: list[tuple[Sequence, list[int | None]]]) -> None:
     """A block in two tables is a full, committed block at the same place of the same prefix."""
     block_size = ledger.layout.block_size
@@ -76,6 +107,8 @@ def _check_sharing(ledger: KVLedger, number: int, tables: list[tuple[Sequence, l
             if block is None:
                 continue
             entry = ledger.index.entry_of(number, block)
+            if entry is not None and ledger.layout.groups[number].is_state:
+                raise ConservationError(f"slot {block} of sequence {sequence.seq_id} changes, and can be found")
             end = (index + 1) * block_size
             if entry is not None and list(entry.node.tokens) != sequence.tokens[end - block_size : end]:
                 raise ConservationError(f"block {block} of sequence {sequence.seq_id} is indexed with other tokens")

@@ -2,15 +2,16 @@
 KV group and one block table a group and running sequence, and the prefix index over them. Touches no tensor.
 
 A layer that keeps a state of fixed size has a group of slots: one a sequence, taken with its first blocks, given back
-with them. What a state was some tokens ago cannot be read from it, so beside such a group no prefix is found again. A
-snapshot would be one more slot, placed in the index at the block where it was taken, and copied at `begin`.
+with them. What a state was some tokens ago cannot be read from it, so a prefix is found again where a snapshot was
+taken, in one more slot of the group (`snapshots.py`).
 
 Blocks may be reused as soon as they are released, even while a launched step still reads or writes them: a backend runs
 steps in launch order, so a block's next owner cannot touch it before that step is done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
 from twostroke.core.handoff import Handoff
@@ -18,7 +19,7 @@ from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import BlockCopy, BlockGrant, Step
 from twostroke.core.timing import PrefixBreak
-from twostroke.kv.block_map import BlockRun, block_runs
+from twostroke.kv.block_map import BlockRun, block_runs, slot_runs
 from twostroke.kv.block_pool import BlockPool
 from twostroke.kv.handing import Handing
 from twostroke.kv.matching import PrefixMatch, PrefixMatcher
@@ -26,6 +27,7 @@ from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import Digest, PrefixIndex
 from twostroke.kv.prefix_memory import PrefixMemory
 from twostroke.kv.recall import recalled
+from twostroke.kv.snapshots import SNAPSHOT_TOKENS, Snapshots
 from twostroke.kv.tiers.tiers import KVTiers
 
 _ANY_LENGTH = 1 << 62
@@ -59,18 +61,25 @@ class KVLedger:
         digest: Digest | None = None,
         explains: bool = True,
         tiers: KVTiers | None = None,
+        snapshot_tokens: int = SNAPSHOT_TOKENS,
     ) -> None:
         """`explains`: remember what was cached, so that `prefix_break` can say why a prompt was not found. `tiers`:
-        where blocks go that the device gives up."""
+        where blocks go that the device gives up. `snapshot_tokens`: between two snapshots of a sequence's states."""
         self.layout = layout
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
         self.tiers = tiers
         self._memory = PrefixMemory() if explains else None
-        self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
+        self.pools = tuple(
+            BlockPool(group.num_blocks, self._evicted(number)) for number, group in enumerate(layout.groups)
+        )
         self._chains = PrefixChains(self.index, self._memory, layout.block_size, prefix_caching=prefix_caching)
         self._matcher = PrefixMatcher(layout, self.index, self._chains)
         self._first_needed = self._matcher.first_needed
-        self._has_states = any(group.is_state for group in layout.groups)
+        self._of_tokens = tuple(number for number, group in enumerate(layout.groups) if not group.is_state)
+        self.states: Snapshots | None = None
+        """None: no group is one of states."""
+        if len(self._of_tokens) < len(layout.groups):
+            self.states = Snapshots(layout, self.pools, self.index, self._chains, snapshot_tokens)
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
         self.handing = self._handing()
@@ -81,10 +90,13 @@ class KVLedger:
             return None
         return Handing(self.layout, self.index, self._chains, self._matcher, self.tiers, self.tiers.peers)
 
-    def _pool(self, number: int, group: KVGroup) -> BlockPool:
-        index, memory, tiers = self.index, self._memory, self.tiers
+    def _evicted(self, number: int) -> Callable[[int], None]:
+        """Told of blocks whose space is needed. It knows no ledger: a cycle of references would wait for the
+        collector."""
+        index, tiers = self.index, self.tiers
+        memory = None if self.layout.groups[number].is_state else self._memory
 
-        def on_evict(block: int) -> None:  # without the ledger: a cycle of references would wait for the collector
+        def on_evict(block: int) -> None:
             if (entry := index.entry_of(number, block)) is not None:
                 if memory is not None:
                     memory.lost(entry.node)
@@ -92,7 +104,7 @@ class KVLedger:
                     tiers.offer(entry.node, number, block)
             index.remove(number, block)
 
-        return BlockPool(group.num_blocks, on_evict)
+        return on_evict
 
     @property
     def max_total_tokens(self) -> int | None:
@@ -124,6 +136,8 @@ class KVLedger:
 
     def prefix_break(self, sequence: Sequence, match: PrefixMatch) -> PrefixBreak | None:
         """Where the prompt left what is cached, and why; None where it did not, or was not to be found."""
+        if match.num_known > match.num_tokens and self._chains.is_shared(sequence):
+            return PrefixBreak(match.num_tokens, "state", match.num_known - match.num_tokens)
         return self._chains.prefix_break(sequence, match.num_tokens)
 
     # Taking and giving back
@@ -134,7 +148,9 @@ class KVLedger:
             for block in table:
                 if block is not None:
                     pool.retain(block)
-        first_held = [self._first_needed(group, match.num_tokens) for group in self.layout.groups]
+        first_held = [
+            0 if group.is_state else self._first_needed(group, match.num_tokens) for group in self.layout.groups
+        ]
         num_committed = match.num_tokens // self.layout.block_size
         tables = tuple(list(table) for table in match.tables)
         if match.loads:
@@ -142,6 +158,8 @@ class KVLedger:
         holding = Holding(tables, first_held, list(first_held), num_committed)
         holding.end = match.num_tokens
         holding.commits_at = self._next_commit(holding)
+        if self.states is not None:
+            self.states.begin(sequence, match)
         self._holdings[sequence.seq_id] = holding
 
     def _load(self, sequence: Sequence, match: PrefixMatch, tables: tuple[list[int | None], ...]) -> None:
@@ -152,8 +170,12 @@ class KVLedger:
             self.tiers.host.pin(load.kept)  # before room is made: what the device gives up must not take its slot
         chain = self._chains.of(sequence)
         for number, index, kept in match.loads:
-            block = tables[number][index] = self.pools[number].allocate()
+            block = self.pools[number].allocate()
             self.tiers.load(kept, block)
+            if self.layout.groups[number].is_state:
+                tables[number][0] = block  # its own slot: it changes with the next token, and host memory keeps it
+                continue
+            tables[number][index] = block
             entry = self.index.find_or_add(chain[index + 1])
             if entry is None:
                 continue  # a collision: this block stays private
@@ -167,9 +189,9 @@ class KVLedger:
     def room(self, sequence: Sequence) -> int:
         """The position up to which `reserve` would succeed now."""
         rooms, block_size = [], self.layout.block_size
-        tables = self._holdings[sequence.seq_id].tables
-        for group, table, pool in zip(self.layout.groups, tables, self.pools, strict=True):
-            entries = len(table) + pool.num_available
+        holding = self._holdings[sequence.seq_id]
+        for number, (group, table) in enumerate(zip(self.layout.groups, holding.tables, strict=True)):
+            entries = len(table) + self._available(sequence, number)
             rooms.append(entries * block_size if not group.is_state else _ANY_LENGTH if entries else 0)
         return min(rooms)
 
@@ -181,28 +203,53 @@ class KVLedger:
             return ()
         wanted = self.layout.blocks_for(end)
         lacking = []
-        for group, table, pool in zip(self.layout.groups, holding.tables, self.pools, strict=True):
+        for number, (group, table) in enumerate(zip(self.layout.groups, holding.tables, strict=True)):
             lacking.append((1 if group.is_state else wanted) - len(table))
-            if lacking[-1] > pool.num_available:
+            if lacking[-1] > self._available(sequence, number):
                 return None
         holding.end = wanted * self.layout.block_size
         grants: list[BlockGrant] = []
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
-            table += pool.allocate_many(lacking[number])
+            if lacking[number] > pool.num_available:
+                table.append(self._borrow(sequence, number))
+            else:
+                table += pool.allocate_many(lacking[number])
             first = holding.num_granted[number]
             blocks = tuple(block for block in table[first:] if block is not None)
             holding.num_granted[number] = len(table)
             if blocks:
                 grants.append(BlockGrant(sequence.seq_id, number, first, blocks))
+        if self.states is not None:
+            self.states.open(sequence, holding.tables)
         return tuple(grants)
 
+    def _available(self, sequence: Sequence, number: int) -> int:
+        """Blocks of a group that a running sequence could take."""
+        available = self.pools[number].num_available
+        if available or self.states is None or number in self._of_tokens:
+            return available
+        return int(self.states.lent(sequence, number) is not None)
+
+    def _borrow(self, sequence: Sequence, number: int) -> int:
+        """No slot is left but the snapshot that its state begins from: that becomes its own, and is found no more."""
+        assert self.states is not None
+        slot = self.states.lent(sequence, number)
+        assert slot is not None
+        if self.pools[number].is_findable(slot):
+            self._evicted(number)(slot)
+            self.pools[number].mark_lost(slot)
+        return slot
+
     def commit(self, sequence: Sequence) -> None:
-        """The KV of positions below `num_computed` is written: enter the new full blocks in the index, and release
-        those behind the window. Queries in flight and to come are all at `num_computed` or later."""
+        """The KV of positions below `num_computed` is written: enter the new full blocks, and the snapshots that were
+        due so far, in the index, and release blocks behind the window. Queries in flight and to come are all at
+        `num_computed` or later."""
         holding = self._holdings[sequence.seq_id]
         if sequence.num_computed < holding.commits_at:
             return
         self._enter(sequence, holding, sequence.num_computed // self.layout.block_size)
+        if self.states is not None:
+            self.states.settle(sequence)
         if sequence.request.lease_id and self.handing is not None:
             self.handing.copy(sequence, holding.tables)
         for number, group in self._windowed:
@@ -219,14 +266,14 @@ class KVLedger:
 
     def _enter(self, sequence: Sequence, holding: Holding, num_full: int) -> None:
         found, holding.num_committed = range(holding.num_committed, num_full), num_full
-        if self._has_states:
-            return
         chain, memory, prefixes = self._chains.of(sequence), self._memory, self.index
-        groups = tuple(zip(range(len(self.pools)), holding.tables, self.pools, strict=True))
+        groups = tuple([(number, holding.tables[number], self.pools[number]) for number in self._of_tokens])
         for index in found:
             if index + 1 == len(chain):
                 self._chains.extend(chain, sequence)
             node = chain[index + 1]
+            if not groups:
+                continue  # there are states alone: it is named where a snapshot is taken
             entry = prefixes.find_or_add(node)
             if entry is None:
                 continue  # a collision: this block stays private
@@ -268,6 +315,8 @@ class KVLedger:
             held = [block for block in table[holding.first_held[number] :] if block is not None]
             held.reverse()
             pool.release_many(held)
+        if self.states is not None:
+            self.states.end(sequence)
         if tainted:
             self.taint(sequence)
 
@@ -365,10 +414,12 @@ class KVLedger:
         return max(0, ahead)
 
     def num_shared(self, sequence: Sequence) -> int:
-        """Of a running sequence's tokens, those at the beginning whose blocks others hold, too, in every group: if it
-        loses its own, these stay."""
-        shared = []
-        for table, pool in zip(self._holdings[sequence.seq_id].tables, self.pools, strict=True):
+        """Of a running sequence's tokens, those at the beginning whose blocks others hold, too, in every group, as far
+        as its last snapshot: if it loses its own, these stay."""
+        holding = self._holdings[sequence.seq_id]
+        shared = [] if self.states is None else [self.states.keeping(sequence).last // self.layout.block_size]
+        for number in self._of_tokens:
+            table, pool = holding.tables[number], self.pools[number]
             alone = (index for index, block in enumerate(table) if block is not None and pool.references(block) < 2)
             shared.append(next(alone, len(table)))
         return min(min(shared) * self.layout.block_size, len(sequence.tokens) - 1)
@@ -377,10 +428,19 @@ class KVLedger:
 
     def block_runs(self) -> tuple[list[BlockRun], ...]:
         """One a group: every block, as runs of neighbours of the same kind and holder."""
-        return tuple(
-            block_runs(pool, {seq_id: holding.tables[number] for seq_id, holding in self._holdings.items()})
-            for number, pool in enumerate(self.pools)
-        )
+        runs = []
+        for number, pool in enumerate(self.pools):
+            tables: dict[int, Series[int | None]] = {
+                seq_id: holding.tables[number] for seq_id, holding in self._holdings.items()
+            }
+            if self.states is not None and number in self.states.numbers:
+                tables = {seq_id: [*table, *self.states.held_by(seq_id, number)] for seq_id, table in tables.items()}
+            runs.append(block_runs(pool, tables))
+        return tuple(runs)
+
+    def slot_runs(self) -> tuple[list[BlockRun], ...]:
+        """One a group: every slot of host memory, likewise; none where there are no tiers."""
+        return () if self.tiers is None else tuple(slot_runs(self.tiers, group) for group in range(len(self.pools)))
 
     # Proof
 

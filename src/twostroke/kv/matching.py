@@ -1,5 +1,6 @@
 """The longest prefix of a sequence that can be had without computing it: what the device holds, or device, host memory
-and disk together. A full group needs all blocks of a prefix, a window only those still readable. Changes nothing."""
+and disk together. A full group needs all blocks of a prefix, a window only those still readable, and a group of states
+a snapshot taken where the prefix ends. Changes nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +40,12 @@ class PrefixMatch:
 
     num_tokens: int
     tables: tuple[tuple[int | None, ...], ...]
-    """An entry is None behind a window, and where a block is to be loaded."""
+    """An entry is None behind a window, and where a block is to be loaded. Of states a sequence's own slot, if one was
+    found that is to be loaded into it."""
+    states: tuple[int | None, ...] = ()
+    """One a group of states: the snapshot behind these tokens; None where it is to be loaded. Empty: there is none."""
+    num_known: int = 0
+    """Where there are states: as many tokens as could be had if no snapshot were needed."""
     loads: tuple[MatchedLoad, ...] = ()
     fetches: tuple[MatchedFetch, ...] = ()
 
@@ -51,10 +57,13 @@ class PrefixMatcher:
     def __init__(self, layout: KVLayout, index: PrefixIndex, chains: PrefixChains) -> None:
         self._layout, self._index, self._chains = layout, index, chains
         self._has_states = any(group.is_state for group in layout.groups)
-        self._has_windows = any(group.window is not None for group in layout.groups)
+        self._has_blocks = any(not group.is_state for group in layout.groups)
+        self._is_plain = all(group.window is None and not group.is_state for group in layout.groups)
 
     def first_needed(self, group: KVGroup, position: int) -> int:
-        """The first table entry that a query at `position` or later can read."""
+        """The first block that a query at `position` or later can read; of states, the one with the snapshot."""
+        if group.is_state:
+            return max(0, position // self._layout.block_size - 1)
         if group.window is None:
             return 0
         return max(0, position - group.window + 1) // self._layout.block_size
@@ -62,15 +71,11 @@ class PrefixMatcher:
     def match(self, sequence: Sequence) -> PrefixMatch:
         """What the device holds; always at least one token short of the known tokens, so that something is left to
         compute."""
-        if self._has_states:
-            return PrefixMatch(0, ((),) * len(self._layout.groups))
-        return self._match(sequence) if self._has_windows else self._match_in_full(sequence)
+        return self._match_in_full(sequence) if self._is_plain else self._match(sequence)
 
     def match_beyond(self, sequence: Sequence, tiers: KVTiers, *, with_disk: bool) -> PrefixMatch:
         """The same of the device and the tiers behind it, as long as host memory has room for what is to be fetched
         beside what it has of it."""
-        if self._has_states:
-            return PrefixMatch(0, ((),) * len(self._layout.groups))
         return self._match(sequence, tiers, with_disk)
 
     def _match(self, sequence: Sequence, tiers: KVTiers | None = None, with_disk: bool = False) -> PrefixMatch:
@@ -79,11 +84,12 @@ class PrefixMatcher:
         chain = self._chains.of(sequence)
         rows: list[list[int | Kept | Found | None]] = []
         ends = [0]  # lengths, in blocks, that every group can serve
+        num_known = 0  # the longest that all can serve but for states
         run_starts = [0] * len(groups)  # where the unbroken run of present blocks that ends here began
         for index in range((len(sequence.tokens) - 1) // block_size):
             node, entry = self._named(chain, index + 1, sequence)
             row: list[int | Kept | Found | None] = [None] * len(groups)
-            serves_all = True
+            serves_all = has_states = True
             for number, group in enumerate(groups):
                 where: int | Kept | Found | None = None if entry is None else entry.blocks[number]
                 if where is None and tiers is not None:
@@ -92,6 +98,9 @@ class PrefixMatcher:
                 if where is None and disk is not None:
                     where = disk.find(node, number)
                 row[number] = where
+                if group.is_state:
+                    has_states = has_states and where is not None
+                    continue
                 if where is None:
                     serves_all = serves_all and group.window is not None
                     run_starts[number] = index + 1
@@ -104,12 +113,13 @@ class PrefixMatcher:
             else:
                 rows.append(row)
                 if serves_all:
-                    ends.append(index + 1)
+                    num_known = index + 1
+                    ends += [index + 1] if has_states else []
                 continue
             break
         if disk is not None and tiers is not None and ends[-1]:
             ends = self._ends_with_room(ends, rows, tiers)
-        return self._matched(rows[: ends[-1]], chain)
+        return self._matched(rows[: ends[-1]], chain, num_known)
 
     def _ends_with_room(
         self, ends: list[int], rows: list[list[int | Kept | Found | None]], tiers: KVTiers
@@ -131,9 +141,12 @@ class PrefixMatcher:
             ]
         return ends
 
-    def _matched(self, rows: list[list[int | Kept | Found | None]], chain: list[PrefixNode]) -> PrefixMatch:
+    def _matched(
+        self, rows: list[list[int | Kept | Found | None]], chain: list[PrefixNode], num_known: int
+    ) -> PrefixMatch:
         num_tokens = len(rows) * self._layout.block_size
         tables: list[tuple[int | None, ...]] = []
+        states: list[int | None] = []
         loads: list[MatchedLoad] = []
         fetched: list[tuple[int, MatchedFetch]] = []
         for number, group in enumerate(self._layout.groups):
@@ -147,9 +160,13 @@ class PrefixMatcher:
                     fetched.append((index, MatchedFetch(chain[index + 1], number, where)))
                 else:
                     table[index] = where
+            if group.is_state:
+                states += table[-1:]
+                table = [None for place in table[-1:] if place is None]
             tables.append(tuple(table))
         fetches = tuple(fetch for _, fetch in sorted(fetched, key=itemgetter(0)))
-        return PrefixMatch(num_tokens, tuple(tables), tuple(loads), fetches)
+        known = num_known * self._layout.block_size if self._has_blocks and self._has_states else 0
+        return PrefixMatch(num_tokens, tuple(tables), tuple(states), known, tuple(loads), fetches)
 
     def _match_in_full(self, sequence: Sequence) -> PrefixMatch:
         """What the device holds, where no group has a window: blocks as long as every group has them. A prompt of a

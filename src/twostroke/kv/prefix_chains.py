@@ -45,7 +45,7 @@ class PrefixChains:
         """Where a prompt left what is cached, and why; None where it did not, or was not to be found."""
         block_size = self._block_size
         first, num_full = num_matched // block_size, (len(sequence.tokens) - 1) // block_size
-        if first >= num_full or self._memory is None or not self._is_shared(sequence):
+        if first >= num_full or self._memory is None or not self.is_shared(sequence):
             return None
         chain, lost = self.of(sequence), first
         while lost < num_full:
@@ -60,9 +60,10 @@ class PrefixChains:
 
     def _namespace(self, sequence: Sequence) -> str:
         """Who may share: requests of one salt, or the samples of one request only."""
-        if self._is_shared(sequence):
+        if self.is_shared(sequence):
             return f"salt:{sequence.request.cache_salt}"
         return f"request:{sequence.seq_id - sequence.sample_index}"  # the id of sample 0: never used again
 
-    def _is_shared(self, sequence: Sequence) -> bool:
+    def is_shared(self, sequence: Sequence) -> bool:
+        """Whether other requests may find its prefixes."""
         return self._prefix_caching and sequence.request.sampling.prompt_logprobs is None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from twostroke.backends.interface import Backend, Ticket
 from twostroke.core.errors import BackendError
-from twostroke.core.events import PrefillProgress
+from twostroke.core.events import TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.speculation import NO_DRAFTS
@@ -69,7 +69,7 @@ class EngineAdapter:
         self._log.append(in_flight.popleft() if in_flight else StepWork())
         outputs = []
         for event in events:
-            if isinstance(event, PrefillProgress):
+            if not isinstance(event, TokenEvent):
                 continue
             if event.error is not None:
                 raise BackendError(event.error)

@@ -5,13 +5,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
 
 import numpy as np
 
 from twostroke.core.errors import ModelError
 from twostroke.models.families.declaration import Adjustment, TensorNames
 from twostroke.models.families.fields import shown
-from twostroke.models.spec import LatentAttention, ModelSpec, layer_name
+from twostroke.models.spec import (
+    KV_TENSORS,
+    GatedDeltaNet,
+    GroupedAttention,
+    LatentAttention,
+    ModelSpec,
+    layer_name,
+)
 from twostroke.models.weights.tensor import WeightTensor, from_float32
 
 _SHOWN_NAMES = 4
@@ -30,12 +38,17 @@ def canonical_tensors(
         if is_left_out(stored_name, names, spec):
             continue
         targets, own_name = targets_of(names.plain(stored_name), names, in_layer)
-        if targets == ("output",) and spec.tied_embeddings:
+        if own_name in names.otherwise and targets is not None and targets[0] not in shapes:
+            _, index, _ = targets[0].split(".", 2)
+            targets = tuple(layer_name(int(index), target) for target in names.otherwise[own_name])
+        if own_name in names.flattened:
+            tensor = tensor.shaped((prod(tensor.shape),))
+        if targets == ("output",) and (spec.tied_embeddings or not spec.has_output):
             continue  # some files repeat the embedding under this name; the model is declared to use the embedding
         if targets is None or any(target not in shapes for target in targets):
             unknown.append(stored_name)
             continue
-        for target, part in _pieces(source, tensor, targets, own_name, names, shapes):
+        for target, part in _pieces(source, tensor, targets, own_name, names, shapes, spec):
             if target in found:
                 raise ModelError(f"{source}: {shown(stored_name)} gives {target} a second time")
             adjustment = names.adjust.get(target.rpartition(".")[2])
@@ -56,8 +69,16 @@ def is_left_out(stored_name: str, names: TensorNames, spec: ModelSpec) -> bool:
     """Whether a file may hold a tensor that the model does not need."""
     if names.is_ignored(stored_name):
         return True
-    match = _in_layer(names.plain(stored_name), names) if names.ignores_further_layers else None
-    return match is not None and int(match[1]) >= spec.num_layers
+    match = _in_layer(names.plain(stored_name), names)
+    if match is None:
+        return False
+    if int(match[1]) >= spec.num_layers:
+        return names.ignores_further_layers
+    attention = spec.layers[int(match[1])].attention
+    if not isinstance(attention, GroupedAttention) or attention.shares_kv_of is None:
+        return False
+    # Published files hold keys and values of layers that read others'.
+    return all(target in KV_TENSORS for target in names.layer.get(match[2], ("",)))
 
 
 def targets_of(
@@ -85,8 +106,12 @@ def _pieces(
     own_name: str,
     names: TensorNames,
     shapes: Mapping[str, tuple[int, ...]],
+    spec: ModelSpec,
 ) -> Iterator[tuple[str, WeightTensor]]:
     alternate = own_name in names.alternating
+    if own_name in names.by_head:
+        yield from _split_by_head(source, tensor, targets, shapes, _row_heads(spec, targets[0]))
+        return
     if own_name not in names.stacked_experts:
         yield from _split(source, tensor, targets, shapes, alternate)
         return
@@ -126,9 +151,7 @@ def _split(
 ) -> list[tuple[str, WeightTensor]]:
     """`alternate`: rows go to the targets in turn; else each target's rows follow another's."""
     wanted = [shapes[target] for target in targets]
-    whole = (sum(shape[0] for shape in wanted), *wanted[0][1:])
-    if tensor.shape != whole:
-        raise ModelError(f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for {whole}")
+    tensor = _whole(source, tensor, wanted)
     if len(targets) == 1:
         return [(targets[0], tensor)]
     if alternate:
@@ -140,9 +163,48 @@ def _split(
     return parts
 
 
+def _whole(source: str, tensor: WeightTensor, wanted: list[tuple[int, ...]]) -> WeightTensor:
+    """The tensor, if it has what is wanted of it. Files may put an axis of length 1 behind the first, as convolutions
+    have it, and may leave one out before a single row."""
+    shape = (sum(part[0] for part in wanted), *wanted[0][1:])
+    if tensor.shape == shape:
+        return tensor
+    if tensor.shape != (shape[0], 1, *shape[1:]) and (1, *tensor.shape) != shape:
+        raise ModelError(f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for {shape}")
+    return tensor.shaped(shape)
+
+
+def _row_heads(spec: ModelSpec, target: str) -> int:
+    attention = spec.layers[int(target.split(".")[1])].attention
+    assert isinstance(attention, GroupedAttention | GatedDeltaNet)
+    return attention.row_heads
+
+
+def _split_by_head(
+    source: str,
+    tensor: WeightTensor,
+    targets: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    num_heads: int,
+) -> Iterator[tuple[str, WeightTensor]]:
+    """Of each head, so many rows of the first target, then of the next: copies, since a target's rows lie apart."""
+    wanted = [shapes[target] for target in targets]
+    whole = _whole(source, tensor, wanted)
+    by_head = np.arange(whole.shape[0]).reshape(num_heads, -1)
+    start = 0
+    for target, shape in zip(targets, wanted, strict=True):
+        end = start + shape[0] // num_heads
+        yield target, whole.take_rows(by_head[:, start:end].reshape(-1))
+        start = end
+
+
 def _adjusted(tensor: WeightTensor, adjustment: Adjustment, target: str, spec: ModelSpec) -> WeightTensor:
     if adjustment is Adjustment.ADD_ONE:
         return from_float32(tensor.name, tensor.to_float32() + np.float32(1))
+    if adjustment is Adjustment.MINUS_EXPONENTIAL:
+        return from_float32(tensor.name, -np.exp(tensor.to_float32()))
+    if adjustment is Adjustment.FINAL_NORM_SCALE:
+        return from_float32(tensor.name, tensor.to_float32() * np.float32(spec.final_norm_scale))
     # From 0, d/2, 1, d/2 + 1, ... back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows
     # no other way.
     head_dim = spec.layers[int(target.split(".")[1])].grouped.head_dim

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.core.formats import STORED, WEIGHT_FORMATS
+from twostroke.models.pooling import Pooling
 from twostroke.models.quantised.scheme import Quantisation
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.quantised_folder import KVScales
@@ -40,6 +41,8 @@ class Checkpoint:
     """What a folder's config says of its quantised weights; None: it says nothing of any."""
     kv_scales: KVScales | None = None
     """What a quantised folder has for KV in 8 bits."""
+    pooling: Pooling | None = None
+    """How a vector is made of its last states; None: it writes tokens."""
 
     @property
     def weight_bytes(self) -> int:
@@ -76,8 +79,12 @@ class Checkpoint:
         return any(self.is_multiplied(name) and tensor.kind.is_quantised for name, tensor in self.tensors.items())
 
     def is_multiplied(self, name: str) -> bool:
-        """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up."""
-        return len(self.tensors[name].shape) == 2 and (name != "embedding" or self.spec.tied_embeddings)
+        """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up, and
+        convolutions, whose rows meet one channel each."""
+        if name == "embedding":
+            return self.spec.tied_embeddings and self.spec.has_output
+        is_looked_up = name in ("layer_embedding", "position_embedding", "text_embedding")
+        return len(self.tensors[name].shape) == 2 and not is_looked_up and not name.endswith(".conv")
 
     def held_kind(self, name: str, weights: str = STORED) -> WeightKind:
         """How a tensor is multiplied by: quantised ones always as they are stored, float matrices in `weights`, which

@@ -12,9 +12,13 @@ from pathlib import Path, PurePosixPath
 
 from twostroke.models.verification import hub_damage, hub_digest
 
-FOLDER_PATTERNS = ["model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
-FOLDER_IGNORED = ["*/*"]
-"""Sub-folders hold other exports of the same weights."""
+FOLDER_PATTERNS = [
+    *("model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"),
+    "[0-9]_Dense/model.safetensors",
+]
+FOLDER_IGNORED = ["[!0-9]*/*", "*/*/*"]
+"""Sub-folders hold other exports of the same weights, but for those with a number, like 1_Pooling: these are modules
+of a model that gives vectors."""
 
 _HUB_ID = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<file>[^:/\\][^:\\]*\.gguf))?",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from twostroke.models.checkpoint import Checkpoint, FileTensors
 from twostroke.models.families import family_of_config, family_of_gguf, text_half
 from twostroke.models.families.declaration import Family, TensorNames
 from twostroke.models.families.fields import Fields, shown
+from twostroke.models.json_files import read_json
+from twostroke.models.pooled import as_pooled, bare_names, pooling_of_folder, pooling_of_gguf
 from twostroke.models.quantised.methods import BESIDE_CONFIG, read_method, read_quantisation
 from twostroke.models.quantised.scheme import Quantisation, Role
 from twostroke.models.spec import ModelSpec
@@ -21,8 +22,7 @@ from twostroke.models.weights.quantised_folder import Folder, KVScales
 from twostroke.models.weights.safetensors import open_folder, read_folder, weight_files
 from twostroke.models.weights.tensor import WeightTensor
 
-_MAX_CONFIG_BYTES = 16 * 2**20
-_ROLES = {"output": Role.HEAD, "embedding": Role.EMBEDDING, "router": Role.ROUTER}
+_ROLES = {"output": Role.HEAD, "embedding": Role.EMBEDDING, "layer_embedding": Role.EMBEDDING, "router": Role.ROUTER}
 
 
 def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
@@ -42,20 +42,28 @@ def _load_gguf(path: Path, name: str) -> Checkpoint:
     family = family_of_gguf(architecture)
     fields = Fields(path.name, file.metadata, prefix=f"{architecture}.")
     spec = family.spec_from_gguf(fields, file.tensors)
+    if (pooling := pooling_of_gguf(fields, spec)) is not None:
+        spec = as_pooled(spec)
     tensors = canonical_tensors(path.name, file.tensors, family.gguf_names, spec)
-    return Checkpoint(name, path, spec, FileTensors(tensors, (path,)), gguf_metadata=file.metadata)
+    files = FileTensors(tensors, (path,))
+    return Checkpoint(name, path, spec, files, gguf_metadata=file.metadata, pooling=pooling)
 
 
 def _load_folder(path: Path, name: str) -> Checkpoint:
     family, spec = read_folder_spec(path)
+    found = pooling_of_folder(path, family, spec, Fields("config.json", read_config(path)))
+    names = family.hf_names
+    if found is not None:
+        spec, names = found.spec, bare_names(names, read_folder(path))
     quantisation, kv_scales = folder_quantisation(path), None
     if quantisation is None:
-        stored = open_folder(path)
+        stored = open_folder(path, None if found is None else {})  # encoders may carry their positions' numbers
     else:
-        stored, kv_scales = _quantised_tensors(path, quantisation, family.hf_names, spec)
-    tensors = canonical_tensors(str(path), stored, family.hf_names, spec)
-    files = FileTensors(tensors, (path / "config.json", *weight_files(path)))
-    return Checkpoint(name, path, spec, files, quantisation=quantisation, kv_scales=kv_scales)
+        stored, kv_scales = _quantised_tensors(path, quantisation, names, spec)
+    tensors = canonical_tensors(str(path), stored, names, spec)
+    files = FileTensors(tensors, (path / "config.json", *weight_files(path), *(() if found is None else found.files)))
+    pooling = None if found is None else found.pooling(str(path), stored)
+    return Checkpoint(name, path, spec, files, quantisation=quantisation, kv_scales=kv_scales, pooling=pooling)
 
 
 def folder_quantisation(folder: Path) -> Quantisation | None:
@@ -104,18 +112,3 @@ def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """An object of settings."""
-    try:
-        if file.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ModelError(f"{file} is larger than a model's config can be")
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested beyond reason
-        raise ModelError(f"{file} is not valid JSON") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{file} must hold a JSON object")
-    return config

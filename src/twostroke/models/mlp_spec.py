@@ -29,6 +29,10 @@ class DenseMlp:
     has_bias: bool = False
     clamp: ClampedGate | None = None
     """In place of the activation."""
+    squared_relu: bool = False
+    """Nemotron-H: in place of the activation, the square of what is above zero."""
+    is_exact: bool = False
+    """BERT: its GELU is by the error function, not by tanh."""
 
     def tensor_shapes(self, hidden: int, prefix: str = "") -> Shapes:
         size = self.intermediate_size
@@ -80,6 +84,13 @@ class MoeSpec:
     routing: Routing = PLAIN_ROUTING
     clamp: ClampedGate | None = None
     """Of the experts, in place of the activation."""
+    has_own_norms: bool = False
+    """Gemma 4: router and experts read the residual stream through norms of their own, beside the MLP that every token
+    meets. The outputs of both are normed before they are summed, and an expert's share has a factor of its own."""
+    is_gated: bool = True
+    """Whether the experts have gates."""
+    squared_relu: bool = False
+    """Of the experts, in place of the activation."""
     held: tuple[int, int] | None = None
     """Of a rank that holds some of the experts (`models/shard.py`): the first, and the one behind the last; None: it
     holds all."""
@@ -92,7 +103,14 @@ class MoeSpec:
     @property
     def expert(self) -> DenseMlp:
         """One of them."""
-        return DenseMlp(self.expert_intermediate_size, self.activation, has_bias=self.has_bias, clamp=self.clamp)
+        return DenseMlp(
+            self.expert_intermediate_size,
+            self.activation,
+            is_gated=self.is_gated,
+            has_bias=self.has_bias,
+            clamp=self.clamp,
+            squared_relu=self.squared_relu,
+        )
 
     def router_shapes(self, hidden: int) -> Shapes:
         """All that a token meets whichever experts it is sent to."""
@@ -105,6 +123,9 @@ class MoeSpec:
             shapes |= self.shared.tensor_shapes(hidden, "shared.")
         if self.shared_gate:
             shapes["shared.router"] = (1, hidden)
+        if self.has_own_norms:
+            names = ("router_norm", "experts_norm", "post_experts_norm", "post_shared_norm")
+            shapes |= dict.fromkeys(names, (hidden,)) | {"expert_scale": (self.num_experts,)}
         return shapes
 
     def tensor_shapes(self, hidden: int) -> Shapes:

@@ -24,6 +24,8 @@ KINDS = (WeightKind.Q4_1, WeightKind.Q4_0, WeightKind.Q8_0, WeightKind.F32, Weig
 # The spread of a block whose quants are uniform, in units of its scale: sqrt((levels^2 - 1) / 12).
 _NIBBLE_SPREAD, _BYTE_SPREAD = 4.61, 73.6
 _NORM_NOISE, _BIAS_SPREAD = 0.1, 0.1
+# A state that fades by some hundredths a token, as trained ones do: steps of softplus(-4.6), about 0.01, times 4.
+_DECAY, _STEP = (-4.0, 1.0), (-4.6, 0.5)
 
 
 def random_checkpoint(folder: Path, kind: WeightKind, *, seed: int = 0, name: str | None = None) -> Checkpoint:
@@ -96,6 +98,8 @@ class DrawnTensor(WeightTensor):
         so that what goes through a layer neither grows nor vanishes, times its gain."""
         if len(self.shape) > 1:
             return 0.0, self.gain * self.shape[-1] ** -0.5
+        if self.name.endswith((".decay", ".dt_bias")):
+            return _DECAY if self.name.endswith(".decay") else _STEP
         return (0.0, self.gain * _BIAS_SPREAD) if self.name.endswith("_bias") else (1.0, _NORM_NOISE)
 
     def cut(self, axis: int, start: int, stop: int) -> WeightTensor:
@@ -112,6 +116,8 @@ class DrawnTensor(WeightTensor):
         mean, spread = self.mean_and_spread
         if len(self.shape) == 1:
             vector = mean + spread * rng.standard_normal(self.shape, dtype=np.float32)
+            if self.name.endswith(".decay"):
+                vector = np.minimum(vector, -0.1)  # one above zero would let a state grow without end
             return from_float32(self.name, vector.astype(np.float32)).data
         return _random_matrix(self.shape, self.kind, spread, rng)
 
@@ -147,9 +153,9 @@ class DrawnPart(WeightTensor):
 def _kind_of(tensor_name: str, kind: WeightKind) -> WeightKind:
     if not kind.is_quantised:
         return kind
-    if tensor_name in ("embedding", "output"):
+    if tensor_name in ("embedding", "layer_embedding", "output"):
         return WeightKind.Q8_0
-    return WeightKind.F32 if tensor_name.endswith(".router") else kind
+    return WeightKind.F32 if tensor_name.endswith((".router", ".conv")) else kind
 
 
 def _random_matrix(shape: tuple[int, ...], kind: WeightKind, spread: float, rng: np.random.Generator) -> Bytes:

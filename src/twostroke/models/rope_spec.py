@@ -52,12 +52,21 @@ class YarnScaling:
     """Whether the ends of the blend are whole places."""
 
 
-RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors | YarnScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Gemma 4: the fastest `rotated_pairs` turn as they would in a head that is rotated whole, the others do not."""
+
+    rotated_pairs: int
+    factor: float = 1.0
+
+
+RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors | YarnScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding over the first `dim` of a head's dimensions, pairing `i` with `i + dim / 2`."""
+    """Rotary embedding over the first `dim` of a head's dimensions, pairing `i` with `i + dim / 2`. Where `dim` is 0,
+    nothing is rotated."""
 
     theta: float
     dim: int
@@ -77,6 +86,9 @@ class RopeSpec:
             return tuple(_llama3_frequency(frequency, scaling) for frequency in base)
         if isinstance(scaling, YarnScaling):
             return _yarn_frequencies(base, self.theta, scaling)
+        if isinstance(scaling, ProportionalScaling):
+            rotated = (frequency / scaling.factor for frequency in base[: scaling.rotated_pairs])
+            return (*rotated, *(0.0 for _ in base[scaling.rotated_pairs :]))
         if isinstance(scaling, FrequencyDivisors):
             divisors = scaling.divisors
         else:
@@ -88,6 +100,10 @@ class RopeSpec:
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by."""
         return self.scaling.attention_factor if isinstance(self.scaling, LongRopeScaling | YarnScaling) else 1.0
+
+
+NO_ROPE = RopeSpec(1.0, 0)
+"""Of attention that knows no positions: layers around it, which keep states, do."""
 
 
 def _llama3_frequency(frequency: float, scaling: Llama3Scaling) -> float:

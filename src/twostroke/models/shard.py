@@ -87,9 +87,13 @@ class _Cutter:
         return replace(self._whole, layers=layers, tied_embeddings=False, head_rows=last - first)
 
     def _layer(self, layer: LayerSpec) -> LayerSpec:
+        if layer.attention is None or layer.mlp is None:
+            raise ModelError("layers of attention alone, or of an MLP alone, cannot be shared by ranks")
         return replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
 
     def _attention(self, own: Attention) -> Attention:
+        if isinstance(own, GroupedAttention) and own.norm_spans_heads:
+            raise ModelError("queries that are normed over all heads together cannot be shared by ranks")
         if isinstance(own, GroupedAttention):
             (first, last), (first_kv, last_kv) = self._grouped_heads(own)
             return replace(own, num_heads=last - first, num_kv_heads=last_kv - first_kv)
@@ -154,8 +158,8 @@ class _Cutter:
             return self._tensors[name]
         _, index, own_name = name.split(".", 2)
         layer, found = self._whole.layers[int(index)], self._tensors[name]
-        cut = self._in_attention(layer.attention, own_name)
-        if cut is None:
+        cut = None if layer.attention is None else self._in_attention(layer.attention, own_name)
+        if cut is None and layer.mlp is not None:
             cut = self._in_mlp(layer.mlp, own_name)
         if cut is not None:
             axis, bounds = cut
@@ -167,7 +171,8 @@ class _Cutter:
         """The axis that a tensor is cut along, and where; None: all ranks have it."""
         if isinstance(own, GroupedAttention):
             queries, kv = self._grouped_heads(own)
-            by_head = dict.fromkeys(("q", "q_bias", "o"), queries) | dict.fromkeys(("k", "k_bias", "v", "v_bias"), kv)
+            by_head = dict.fromkeys(("q", "q_bias", "q_gate", "o"), queries)
+            by_head |= dict.fromkeys(("k", "k_bias", "v", "v_bias"), kv)
             if name == "sinks":
                 return 0, queries
             width = own.head_dim

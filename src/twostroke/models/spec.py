@@ -4,8 +4,12 @@ Knows no file format and no arithmetic: the standard library is all it needs."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import Literal
 
 from twostroke.core.kv_layout import KVContent
+from twostroke.models.layer_input_spec import LayerInput as LayerInput
 from twostroke.models.mlp_spec import PLAIN_ROUTING as PLAIN_ROUTING
 from twostroke.models.mlp_spec import Activation as Activation
 from twostroke.models.mlp_spec import ClampedGate as ClampedGate
@@ -15,6 +19,10 @@ from twostroke.models.mlp_spec import MoeSpec as MoeSpec
 from twostroke.models.mlp_spec import Routing as Routing
 from twostroke.models.mlp_spec import Shapes as Shapes
 from twostroke.models.mlp_spec import expert_name as expert_name
+from twostroke.models.recurrent_spec import GatedDeltaNet as GatedDeltaNet
+from twostroke.models.recurrent_spec import Mamba2 as Mamba2
+from twostroke.models.recurrent_spec import Recurrent as Recurrent
+from twostroke.models.recurrent_spec import ShortConvolution as ShortConvolution
 from twostroke.models.rope_spec import LongRopeScaling, RopeSpec
 
 
@@ -25,6 +33,10 @@ class QueryGrowth:
 
     beta: float
     context: int
+
+
+KV_TENSORS = ("k", "v", "k_bias", "v_bias", "k_norm")
+"""That keys and values are made with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +57,30 @@ class GroupedAttention:
     """A bias on the output projection."""
     qk_norm: bool = False
     """RMSNorm over each head of q and k, before rope."""
+    norm_spans_heads: bool = False
+    """MiniMax M2, OLMo 2: that norm is over all heads of a token together."""
+    value_norm: bool = False
+    """Gemma 4: an RMSNorm over each head's values, too, without a weight."""
+    keys_are_values: bool = False
+    """Gemma 4: values are what keys are before norm and rope; they have no matrix."""
+    shares_kv_of: int | None = None
+    """Gemma 4: the layer whose keys and values it reads. It has none of its own, and keeps none."""
     has_sinks: bool = False
     """gpt-oss: a learnt score a head, beside those of the keys."""
+    output_gate: bool = False
+    """Qwen3-Next: what heads found passes by the sigmoid of one more projection, number by number."""
     growth: QueryGrowth | None = None
+    is_causal: bool = True
+    """Else tokens see each other both ways, and a window reaches as far ahead as back: an encoder."""
 
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5 if self.own_scale is None else self.own_scale
+
+    @property
+    def row_heads(self) -> int:
+        """Of matrices that hold several of its tensors, head after head."""
+        return self.num_heads
 
     @property
     def queries_per_kv_head(self) -> int:
@@ -69,20 +98,34 @@ class GroupedAttention:
     @property
     def kv_values(self) -> int:
         """Numbers that one token leaves behind."""
-        return 2 * self.kv_width
+        return 2 * self.kv_width if self.shares_kv_of is None else 0
+
+    @property
+    def norm_widths(self) -> tuple[int, int]:
+        """Of what queries and keys are normed by."""
+        return (self.query_width, self.kv_width) if self.norm_spans_heads else (self.head_dim, self.head_dim)
 
     def tensor_shapes(self, hidden: int) -> Shapes:
         query, kv = self.query_width, self.kv_width
         shapes: Shapes = {"q": (query, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, query)}
         if self.qkv_bias:
             shapes |= {"q_bias": (query,), "k_bias": (kv,), "v_bias": (kv,)}
+        if self.output_gate:
+            shapes["q_gate"] = (query, hidden)
         if self.output_bias:
             shapes["o_bias"] = (hidden,)
         if self.qk_norm:
-            shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+            shapes |= {f"{name}_norm": (width,) for name, width in zip("qk", self.norm_widths, strict=True)}
         if self.has_sinks:
             shapes["sinks"] = (self.num_heads,)
-        return shapes
+        return {name: shape for name, shape in shapes.items() if name not in self.absent}
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Tensors that a layer has none of, since others stand in for them."""
+        if self.shares_kv_of is not None:
+            return KV_TENSORS
+        return ("v", "v_bias") if self.keys_are_values else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,34 +183,29 @@ class LatentAttention:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentMixer:
-    """In place of attention, a state of fixed size that each token changes (Mamba, gated delta nets). Kinds differ in
-    their tensors, so a kind names its own."""
-
-    state_values: int
-    """Numbers that one sequence keeps, however long it is."""
-    tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
-
-    def tensor_shapes(self, hidden: int) -> Shapes:
-        return dict(self.tensors)
-
-
-Attention = GroupedAttention | LatentAttention | RecurrentMixer
+Attention = GroupedAttention | LatentAttention | Recurrent
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer is: how its tokens meet each other, and what each then goes through alone."""
+    """What one layer is: how its tokens meet each other, and what each then goes through alone. Nemotron-H has layers
+    of either alone."""
 
-    attention: Attention
-    mlp: Mlp
+    attention: Attention | None
+    mlp: Mlp | None
     sandwich_norms: bool = False
     """Gemma: each block's output is normed too, before it joins the residual."""
     is_parallel: bool = False
     """Phi: both blocks read the same norm, and there is one of them."""
     norm_bias: bool = False
     """LayerNorm, with a bias, in place of RMSNorm."""
+    input_norms: bool = True
+    """False: OLMo 2's blocks read the residual stream as it is, and their outputs alone are normed."""
+    layer_input: LayerInput | None = None
+    has_scale: bool = False
+    """Gemma 4: what the layer gives is multiplied by a learnt number."""
+    norms_after: bool = False
+    """BERT: each block's sum with the residual is normed, and nothing before it."""
 
     @property
     def grouped(self) -> GroupedAttention:
@@ -175,6 +213,13 @@ class LayerSpec:
         if not isinstance(self.attention, GroupedAttention):
             raise TypeError(f"this layer has a {type(self.attention).__name__}, and grouped attention is asked for")
         return self.attention
+
+    @property
+    def present_mlp(self) -> Mlp:
+        """For backends that decline models with layers that have none."""
+        if self.mlp is None:
+            raise TypeError("this layer has no MLP, and one is asked for")
+        return self.mlp
 
     @property
     def dense(self) -> DenseMlp | None:
@@ -189,13 +234,23 @@ class LayerSpec:
         return self.attention.window if isinstance(self.attention, GroupedAttention) else None
 
     def norm_shapes(self, hidden: int) -> Shapes:
-        names = ["attention_norm"] if self.is_parallel else ["attention_norm", "mlp_norm"]
+        names = [] if self.attention is None else ["attention_norm"]
+        names += [] if self.is_parallel or self.mlp is None else ["mlp_norm"]
+        names = names if self.input_norms else []
         names += ["post_attention_norm", "post_mlp_norm"] if self.sandwich_norms else []
         names += [f"{name}_bias" for name in names] if self.norm_bias else []
         return dict.fromkeys(names, (hidden,))
 
+    def around_shapes(self, hidden: int) -> Shapes:
+        """Of all but attention and the MLP."""
+        shapes = self.norm_shapes(hidden)
+        if self.layer_input is not None:
+            shapes |= self.layer_input.tensor_shapes(hidden)
+        return shapes | {"layer_scale": (1,)} if self.has_scale else shapes
+
     def tensor_shapes(self, hidden: int) -> Shapes:
-        return self.norm_shapes(hidden) | self.attention.tensor_shapes(hidden) | self.mlp.tensor_shapes(hidden)
+        blocks = (block.tensor_shapes(hidden) for block in (self.attention, self.mlp) if block is not None)
+        return reduce(or_, blocks, self.around_shapes(hidden))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +264,32 @@ class LayerGroup:
     layers: tuple[int, ...] = ()
 
 
+StepActivation = Literal["identity", "tanh", "gelu", "relu", "sigmoid"]
+"""Of what a pooled vector goes through (`models/pooling.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearntPlaces:
+    """BERT: beside a token's own embedding, one of its position and one of its text, the first or the second of two.
+    Their sum is normed."""
+
+    num_positions: int
+    first_position: int = 0
+    """RoBERTa: the row of the first token's."""
+    num_texts: int = 2
+
+    @property
+    def max_context(self) -> int:
+        return self.num_positions - self.first_position
+
+    def tensor_shapes(self, hidden: int) -> Shapes:
+        shapes: Shapes = {
+            "position_embedding": (self.num_positions, hidden),
+            "text_embedding": (self.num_texts, hidden),
+        }
+        return shapes | {"embedding_norm": (hidden,), "embedding_norm_bias": (hidden,)}
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     family: str
@@ -220,10 +301,17 @@ class ModelSpec:
     logits_softcap: float | None = None
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
+    final_norm_scale: float = 1.0
+    """What the last norm's weight is multiplied by as it is loaded: backends find it done."""
     final_norm_bias: bool = False
     head_bias: bool = False
     head_rows: int | None = None
     """Of a rank that holds a part of the output matrix (`models/shard.py`): its rows; None: one for every token."""
+    has_output: bool = True
+    """Else it scores no tokens: its last states are pooled into a vector (`models/pooling.py`)."""
+    has_final_norm: bool = True
+    places: LearntPlaces | None = None
+    """None: positions are rotated."""
 
     @property
     def num_logits(self) -> int:
@@ -233,6 +321,10 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def is_causal(self) -> bool:
+        return all(layer.attention.is_causal for layer in self.layers if isinstance(layer.attention, GroupedAttention))
 
     @property
     def common_layer(self) -> LayerSpec | None:
@@ -261,37 +353,55 @@ class ModelSpec:
         originals = [scaling.original_max_context for scaling in scalings if isinstance(scaling, LongRopeScaling)]
         return min(originals) if originals and min(originals) < self.max_context else None
 
+    @property
+    def layer_input(self) -> LayerInput | None:
+        """That every layer has, if one has."""
+        return self.layers[0].layer_input
+
+    def kv_source(self, index: int) -> int:
+        """The layer whose KV a layer reads: its own, but for those that share another's."""
+        attention = self.layers[index].attention
+        shared = attention.shares_kv_of if isinstance(attention, GroupedAttention) else None
+        return index if shared is None else shared
+
     def kv_groups(self) -> tuple[LayerGroup, ...]:
         """The layers by what they leave behind and how long it is read: full attention first, states last."""
         found: dict[LayerGroup, list[int]] = {}
         for index, layer in enumerate(self.layers):
-            found.setdefault(_group_of(layer.attention), []).append(index)
+            if layer.attention is not None and self.kv_source(index) == index:
+                found.setdefault(_group_of(layer.attention), []).append(index)
         ordered = sorted(found, key=lambda one: (one.content == "state", one.window or 0, one.content, one.values))
         return tuple(replace(group, layers=tuple(found[group])) for group in ordered)
 
     def tensor_shapes(self) -> Shapes:
         """Every tensor the model has, by canonical name, rows (outputs) first: what a loader must provide."""
-        shapes: Shapes = {"embedding": (self.vocab_size, self.hidden_size), "final_norm": (self.hidden_size,)}
-        if not self.tied_embeddings:
+        shapes: Shapes = {"embedding": (self.vocab_size, self.hidden_size)}
+        if self.has_final_norm:
+            shapes["final_norm"] = (self.hidden_size,)
+        if self.places is not None:
+            shapes |= self.places.tensor_shapes(self.hidden_size)
+        if self.has_output and not self.tied_embeddings:
             shapes["output"] = (self.num_logits, self.hidden_size)
         if self.final_norm_bias:
             shapes["final_norm_bias"] = (self.hidden_size,)
         if self.head_bias:
             shapes["output_bias"] = (self.vocab_size,)
+        if self.layer_input is not None:
+            shapes |= self.layer_input.shared_shapes(self.vocab_size, self.hidden_size, self.num_layers)
         for index, layer in enumerate(self.layers):
             own = layer.tensor_shapes(self.hidden_size)
             shapes.update({layer_name(index, name): shape for name, shape in own.items()})
         return shapes
 
 
-def _without_place(attention: Attention) -> Attention:
+def _without_place(attention: Attention | None) -> Attention | None:
     if not isinstance(attention, GroupedAttention):
         return attention
     return replace(attention, window=None, rope=RopeSpec(1.0, attention.rope.dim))
 
 
 def _group_of(attention: Attention) -> LayerGroup:
-    if isinstance(attention, RecurrentMixer):
+    if isinstance(attention, Recurrent):
         return LayerGroup("state", None, attention.state_values)
     if isinstance(attention, LatentAttention):
         return LayerGroup("latent", None, attention.kv_values)

@@ -84,7 +84,7 @@ class Recorded:
 
 def _layers_and_experts(shape: ModelShape) -> tuple[int, float | None]:
     """How many layers a model has and, where it has experts, their share of the layers' multiply-adds."""
-    num_layers = sum(group.num_layers for group in shape.kv_groups)
+    num_layers = sum(group.num_readers for group in shape.kv_groups)
     in_experts = None if shape.experts is None else shape.experts.active_parameters / shape.layer_matmul_parameters
     return num_layers, in_experts
 

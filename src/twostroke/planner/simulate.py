@@ -180,6 +180,8 @@ class Replica:
         if before is not None and before[0].prefills:  # blocks of a prompt become findable first, evictions come then
             return None
         ledger, config = self.scheduler.ledger, self.scheduler.config
+        if ledger.states is not None:  # several snapshots may be due in what would be one step
+            return None
         # No answer may end in a turn. Without running ahead, the last turn takes in what it launches.
         left = min(one.max_total_tokens - one.next_position for one in streams) - (2 if before is None else 1)
         num_turns = min(left, config.max_tokens_per_step // len(streams))

@@ -19,11 +19,8 @@ from itertools import islice
 from operator import add
 from typing import NamedTuple
 
-from twostroke.core.errors import BadRequestError
-from twostroke.core.request import Request
 from twostroke.core.sequence import Phase, Sequence, SequenceState
 from twostroke.core.service_level import DEFAULT_LEVEL
-from twostroke.core.setting import shown
 from twostroke.core.timing import NO_TIERS, TierTokens
 from twostroke.cost.floor import StepWork
 from twostroke.kv.ledger import KVLedger
@@ -37,6 +34,7 @@ from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.policies.policy import Policy
 from twostroke.scheduling.queue import Rank, RankedQueue
 from twostroke.scheduling.shares import Shares
+from twostroke.scheduling.token_limit import TokenLimit
 from twostroke.scheduling.victims import loss
 from twostroke.scheduling.waits import Wait, WaitClock
 
@@ -58,10 +56,7 @@ class Admission:
         self._policy = policy
         self._forecast = forecast
         self._lengths = OutputLengths()
-        self._token_limit, self._limited_by = config.max_context, f"max_context is {config.max_context}"
-        pool_limit = ledger.max_total_tokens
-        if pool_limit is not None and pool_limit < config.max_context:
-            self._token_limit, self._limited_by = pool_limit, f"the KV cache has room for {pool_limit}"
+        self.total_tokens = TokenLimit(config, ledger.max_total_tokens).total_tokens
         pools = zip(ledger.layout.groups, ledger.pools, strict=True)  # states do not grow: they need no reserve
         self._watermarks = [0 if g.is_state else math.ceil(pool.num_blocks * config.kv_watermark) for g, pool in pools]
         self._first_samples: dict[int, Sequence] = {}  # by sequence id, for siblings that wait for their prompt
@@ -78,23 +73,6 @@ class Admission:
         self.prefix_hit_tokens = 0
         self.prefix_lookup_tokens = 0
         self.tier_hit_tokens = NO_TIERS
-
-    def total_tokens(self, request: Request) -> int:
-        """Prompt plus output, at most; raises for what could never finish."""
-        prompt_len, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
-        limit, where = self._token_limit, self._limited_by
-        if prompt_len >= limit:
-            raise BadRequestError(
-                f"the prompt has {prompt_len} tokens, and {where} tokens, of which one at least is for the answer"
-            )
-        if max_tokens is None:
-            return limit
-        if prompt_len + max_tokens > limit:
-            raise BadRequestError(
-                f"the prompt's {prompt_len} tokens and max_tokens {shown(max_tokens)} make "
-                f"{shown(prompt_len + max_tokens)} tokens, and {where}"
-            )
-        return prompt_len + max_tokens
 
     def enqueue(self, samples: list[Sequence]) -> None:
         if not len(self.running):  # whatever was waited for is over

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twostroke.core.sequence import Sequence
-from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, TokenLogprobs
+from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+
+NO_TOKEN = "the backend returned no token"
+NO_VECTOR = "the backend returned no vector"
+TOO_MANY_TOKENS = "the backend returned more tokens than were asked for"
 
 
 @dataclass(slots=True)
@@ -19,6 +23,8 @@ class SequenceAdvance:
     """Positions computed, of `sequence.prefill_len`, when the step held a chunk of it."""
     finished: bool = False
     """Its `finish_reason` and `error` say why."""
+    vector: bytes | None = None
+    """Of a request for one, which is finished with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +44,13 @@ def land(sequence: Sequence, work: PrefillChunk | DecodeSlot) -> None:
     else:
         sequence.num_in_flight -= work.num_queries
         sequence.num_drafts_in_flight -= work.num_queries - 1
+
+
+def chunk_fault(chunk: PrefillChunk, result: StepResult) -> str | None:
+    """What is wrong with what came back for a chunk; None: nothing."""
+    if (error := result.errors.get(chunk.seq_id)) is not None:
+        return error
+    num_sampled = len(result.sampled.get(chunk.seq_id, ())) if chunk.samples else 1
+    if num_sampled != 1:
+        return TOO_MANY_TOKENS if num_sampled else NO_TOKEN
+    return NO_VECTOR if chunk.pools and chunk.seq_id not in result.vectors else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twostroke.kv.snapshots import SNAPSHOT_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -15,8 +17,12 @@ class SchedulerConfig:
     """Sequences that hold a backend row at a time."""
     max_chunk_tokens: int | None = None
     """The most prompt tokens of one sequence in one step; None: whatever the step has left."""
+    whole_prompts: bool = False
+    """A prompt is read in one chunk, as the model's tokens see each other both ways, or are all pooled."""
     prefix_caching: bool = True
     """Off: only the samples of one request share blocks."""
+    snapshot_tokens: int = SNAPSHOT_TOKENS
+    """Between two snapshots of a sequence's states, at least."""
     kv_watermark: float = 0.01
     """The share of each KV group that admission leaves to the streams already running."""
     priority_aging_s: float = 30.0
@@ -24,11 +30,13 @@ class SchedulerConfig:
     this much longer. So nothing waits forever, however urgent the newcomers are."""
 
     def __post_init__(self) -> None:
-        for name in ("max_context", "max_tokens_per_step", "max_running"):
+        for name in ("max_context", "max_tokens_per_step", "max_running", "snapshot_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_chunk_tokens is not None and self.max_chunk_tokens < 1:
             raise ValueError(f"max_chunk_tokens must be at least 1, not {self.max_chunk_tokens}")
+        if self.whole_prompts and (self.max_chunk_tokens is not None or self.prefix_caching):
+            raise ValueError("prompts that are read whole are not cut into chunks, and nothing of them is found again")
         if not 0.0 <= self.kv_watermark < 1.0:
             raise ValueError(f"kv_watermark must be from 0 to below 1, not {self.kv_watermark}")
         if self.priority_aging_s < 0.0:

@@ -15,8 +15,11 @@ from twostroke.core.step import (
     Drafts,
     PrefillChunk,
     RowJoin,
+    StateRestore,
+    StateSave,
     Step,
 )
+from twostroke.kv.snapshots import Snapshots
 
 
 class Drafting(Protocol):
@@ -45,6 +48,8 @@ class StepPlan:
         self.reading_s = 0.0
         """Predicted for its chunks, each alone."""
         self._prefills: list[PrefillChunk] = []
+        self._saves: list[StateSave] = []
+        self._restores: tuple[StateRestore, ...] = ()
         self.decodes: list[DecodeSlot] = []
         self._joins: list[RowJoin] = []
         self._grants: list[BlockGrant] = []
@@ -86,6 +91,14 @@ class StepPlan:
         output = tuple(sequence.output_token_ids)
         self._joins.append(RowJoin(sequence.seq_id, sequence.request, sequence.sample_index, output))
 
+    def take_snapshots(self, states: Snapshots) -> None:
+        """All its work is chosen, and whoever runs has a slot of his own: what is left may be had for snapshots."""
+        for chunk in self._prefills:
+            self._saves += states.of_chunk(self.sequences[chunk.seq_id], chunk.end)
+        for slot in self.decodes:
+            self._saves += states.of_slot(self.sequences[slot.seq_id], slot)
+        self._restores = states.restores()
+
     def freeze(
         self,
         step_id: int,
@@ -107,4 +120,6 @@ class StepPlan:
             draft_costs=costs,
             spills=copies[0],
             loads=copies[1],
+            restores=self._restores,
+            saves=tuple(self._saves),
         )

@@ -31,7 +31,9 @@ class PrefillPlanner:
         self._admission = admission
         self._policy = policy
         self._promises = promises
-        self._pace = pace if pace is not None and policy.paces else Unpaced()
+        self._reads_whole = config.whole_prompts
+        paces = policy.paces and not self._reads_whole  # a pace would cut prompts
+        self._pace = pace if pace is not None and paces else Unpaced()
 
     def fill(self, plan: StepPlan, now_s: float) -> None:
         """Chunks of prompts, begun ones and new ones in the policy's order, while the step has tokens left and the pace
@@ -111,6 +113,8 @@ class PrefillPlanner:
 
     def _goes_on(self, plan: StepPlan, room: Room, sequence: Sequence, start: int) -> bool:
         num_tokens, end = self._most(plan, start, len(sequence.tokens)), len(sequence.tokens)
+        if self._reads_whole and start + num_tokens < end:
+            return False
         share = self._policy.step_share(sequence)
         return room.goes_on(start, num_tokens, samples=start + num_tokens == end, share=share)
 
@@ -122,13 +126,18 @@ class PrefillPlanner:
         """`is_new`: its row is opened by this step, so that it has work in it whatever the pace says: were the step to
         fail, it must be among those that fail with it."""
         start = sequence.next_position
-        if not self._admission.make_room(plan, sequence, start + 1):
+        end = sequence.prefill_len if self._reads_whole else start + 1
+        if not self._admission.make_room(plan, sequence, end):
             return  # only older sequences hold what it needs: it sits this step out
         limit = min(self._most(plan, start, sequence.prefill_len), self._ledger.room(sequence) - start)
+        if (states := self._ledger.states) is not None:
+            limit = states.chunk_end(sequence, start, start + limit) - start
         samples, share = start + limit == sequence.prefill_len, self._policy.step_share(sequence)
         taken = room.take(start, limit, samples=samples, may_wait=not is_new, share=share)
         if not taken:
             return
+        if states is not None and taken < limit:
+            taken = states.chunk_end(sequence, start, start + taken) - start
         chunk = prefill_chunk(sequence, start, start + taken)
         grants = self._ledger.reserve(sequence, chunk.end)
         assert grants is not None  # it lies within the ledger's room
@@ -155,11 +164,13 @@ def prefill_chunk(sequence: Sequence, start: int, end: int) -> PrefillChunk:
     else:
         wanted = None
     follows = wanted is not None and end < sequence.prompt_len
+    is_last, pools = end == sequence.prefill_len, sequence.request.wants_vector
     return PrefillChunk(
         sequence.seq_id,
         start,
         tuple(sequence.tokens[start:end]),
-        samples=end == sequence.prefill_len,
+        samples=is_last and not pools,
         prompt_logprobs=wanted,
         next_token_id=sequence.tokens[end] if follows else None,
+        pools=is_last and pools,
     )

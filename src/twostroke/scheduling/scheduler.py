@@ -17,7 +17,7 @@ from twostroke.core.step_record import ChunkRecord, StepRecord
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
-from twostroke.scheduling.advance import Launched, SequenceAdvance, land
+from twostroke.scheduling.advance import NO_TOKEN, TOO_MANY_TOKENS, Launched, SequenceAdvance, chunk_fault, land
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, until_over
@@ -30,9 +30,6 @@ from twostroke.scheduling.policies import DEFAULT_POLICY, policy_named
 from twostroke.scheduling.prefill import PrefillPlanner
 from twostroke.scheduling.promises import Promises
 from twostroke.scheduling.readings import Readings
-
-NO_TOKEN = "the backend returned no token"
-TOO_MANY_TOKENS = "the backend returned more tokens than were asked for"
 
 
 class Scheduler:
@@ -55,7 +52,9 @@ class Scheduler:
         should take; None: nobody knows."""
         self.config = config
         self._forecast = Forecast(step_seconds)
-        self.ledger = ledger or KVLedger(layout, prefix_caching=config.prefix_caching)
+        self.ledger = ledger or KVLedger(
+            layout, prefix_caching=config.prefix_caching, snapshot_tokens=config.snapshot_tokens
+        )
         self._pace, self._max_drafts = pace, max_drafts
         self._readings = Readings()
         self._join(policy, levels or ServiceLevels(), drafting)
@@ -228,8 +227,10 @@ class Scheduler:
         self._prefills.fill(plan, now_s)
         if not len(plan):
             return None
-        leaves = tuple(self._admission.rows_to_close)
-        step = plan.freeze(self._next_step_id, leaves, self._decodes.drafting, self.ledger.copies(self._next_step_id))
+        if self.ledger.states is not None:
+            plan.take_snapshots(self.ledger.states)
+        leaves, copies = tuple(self._admission.rows_to_close), self.ledger.copies(self._next_step_id)
+        step = plan.freeze(self._next_step_id, leaves, self._decodes.drafting, copies)
         self._admission.rows_to_close.clear()
         self._next_step_id += 1
         self._launched.append(Launched(step, plan.sequences, plan.reading_s))
@@ -365,17 +366,17 @@ class Scheduler:
         sequence.timing.prefill_compute_s += result.compute_s
         if record is not None:
             sequence.timing.chunks.append(ChunkRecord(chunk.start, num_tokens, record))
-        sampled = result.sampled.get(seq_id, ()) if chunk.samples else ()
-        error = result.errors.get(seq_id)
-        if error is None and chunk.samples and len(sampled) != 1:
-            error = TOO_MANY_TOKENS if sampled else NO_TOKEN
-        if error is not None:
+        if (error := chunk_fault(chunk, result)) is not None:
             return self._advance_to_error(sequence, error)
-        if sampled:
+        sampled = result.sampled[seq_id] if chunk.samples else ()
+        vector = result.vectors[seq_id] if chunk.pools else None
+        if sampled or chunk.pools:
             self._readings.end(sequence)
         finished = self._take_in(sequence, num_tokens, sampled)
         computed = sequence.num_computed or None  # it was preempted meanwhile
-        return SequenceAdvance(sequence, sampled, result.prompt_logprobs.get(seq_id, ()), computed, finished)
+        if chunk.pools:
+            finished = self.finish(sequence, FinishReason.STOP)
+        return SequenceAdvance(sequence, sampled, result.prompt_logprobs.get(seq_id, ()), computed, finished, vector)
 
     def _take_in(self, sequence: Sequence, num_tokens: int, sampled: tuple[SampledToken, ...]) -> bool:
         """`num_tokens` more positions are computed, and these tokens follow; True when the last of them ends the

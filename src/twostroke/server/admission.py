@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.vectors import VECTOR_SAMPLING
 from twostroke.server.calls import Call, ClientWatch, client_gone, too_late
 from twostroke.server.client import EngineClient, EngineState
 from twostroke.server.errors import CLIENT_GONE, REQUEST_ID_SCOPE, ApiError, engine_unavailable
 from twostroke.server.handoffs import NO_HANDOFF, HandoffWish
 from twostroke.server.inbox import Inbox
 from twostroke.server.metrics import Metrics
-from twostroke.server.quotas import Quotas, Work, work_of
+from twostroke.server.quotas import MAX_TEXTS, Quotas, Work, work_of
 from twostroke.server.settings import ServerSettings
 from twostroke.server.tenants import Tenants
 
@@ -31,6 +32,9 @@ KEY_SCOPE = "twostroke.key"
 """Where in a request's scope the number of its API key is."""
 RECEIVED_SCOPE = "twostroke.received_s"
 """Where in a request's scope the time is at which it came in, on the engine's clock."""
+
+
+MAX_QUEUED_TEXTS = 4 * MAX_TEXTS
 
 
 class Admission:
@@ -56,6 +60,12 @@ class Admission:
     def num_waiting(self) -> int:
         """The queue, as callers see it."""
         return self.num_preparing + self._client.num_waiting
+
+    @property
+    def max_queue(self) -> int:
+        """Requests that may wait. Texts for vectors come in hundreds, and go by as many."""
+        max_queue, facts = self._settings.limits.max_queue, self._client.facts
+        return max_queue if facts is None or facts.vectors is None else max(max_queue, MAX_QUEUED_TEXTS)
 
     @asynccontextmanager
     async def place(self, request: Request, num_prompts: int = 1) -> AsyncIterator[Place]:
@@ -96,6 +106,7 @@ class Admission:
         cache_salt: str,
         service_level: str,
         wish: HandoffWish = NO_HANDOFF,
+        second_texts: Sequence[int | None] | None = None,
     ) -> Call:
         request, key = place.request, place.key
         if place.watch.is_gone:
@@ -107,6 +118,8 @@ class Admission:
                 prompts,
                 sampling,
                 request.scope.get(REQUEST_ID_SCOPE, ""),
+                second_texts or (),
+                wants_vector=second_texts is not None,
                 priority=priority,
                 cache_salt=self._tenants.salt(key, cache_salt),
                 tenant=self._tenants.name(key),
@@ -151,10 +164,11 @@ class Admission:
             message = f"this API key has {in_flight} requests in flight, and {limits.max_per_key} are allowed"
             wait_s = self._quotas.seconds_for(math.ceil(self._quotas.samples_of(key) / in_flight), facts)
             raise ApiError(429, message, code="concurrency_limit", headers={"Retry-After": str(wait_s)})
-        if waiting and waiting + num_prompts > limits.max_queue and not self._has_share(key, num_prompts):
+        max_queue = self.max_queue
+        if waiting and waiting + num_prompts > max_queue and not self._has_share(key, num_prompts):
             self._metrics.rejected.labels("queue_full").inc()
-            message = f"the queue is full: {waiting} requests wait, and {limits.max_queue} may"
-            wait_s = self._quotas.seconds_for(waiting + num_prompts - limits.max_queue, facts)
+            message = f"the queue is full: {waiting} requests wait, and {max_queue} may"
+            wait_s = self._quotas.seconds_for(waiting + num_prompts - max_queue, facts)
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(wait_s)})
 
     def _has_share(self, key: int, num_prompts: int) -> bool:
@@ -165,7 +179,7 @@ class Admission:
         for owner, inboxes in self._inboxes_by_key.items():
             waiting[owner] += sum(inbox.num_waiting for inbox in inboxes)
         waiting[key] += num_prompts
-        return waiting[key] <= self._settings.limits.max_queue // sum(number > 0 for number in waiting.values())
+        return waiting[key] <= self.max_queue // sum(number > 0 for number in waiting.values())
 
 
 class Place:
@@ -193,6 +207,19 @@ class Place:
         """The request, ready, to the engine. Whoever opens a call closes it, or hands it to an EventStream."""
         salt = cache_salt or ""
         return self._admission.open_call(self, prompts, sampling, priority or 0, salt, service_level, wish)
+
+    def open_vectors(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        second_texts: Sequence[int | None],
+        service_level: str,
+        *,
+        priority: int | None = None,
+    ) -> Call:
+        """The same, for vectors of prompts. `second_texts`: where a second text begins in each; None: nowhere."""
+        return self._admission.open_call(
+            self, prompts, VECTOR_SAMPLING, priority or 0, "", service_level, second_texts=second_texts
+        )
 
 
 def _deadline_s(request: Request, timeout_s: float) -> float:

@@ -19,6 +19,7 @@ from twostroke.server.calls import Answers
 from twostroke.server.conversation import chat_tokens, prepare
 from twostroke.server.errors import ANTHROPIC_PATHS, ApiError, bad_request, error_body, named_as
 from twostroke.server.explaining import follow
+from twostroke.server.handoffs import HandedOn, with_params
 from twostroke.server.messages import Ready
 from twostroke.server.openapi import ANTHROPIC_ERRORS, ANTHROPIC_EVENTS
 from twostroke.server.parsing import AnswerParser
@@ -45,7 +46,7 @@ _THINKING = {"enabled": True, "adaptive": None, "between_tools": False, "disable
 async def create_message(body: MessagesBody, request: Request) -> Response:
     service = service_of(request)
     asked = _Asked(body, service)
-    facts = service.facts()
+    facts = service.writing_facts()
     level = service.level_of(request, body.service_level, body.service_tier)
     chat = ChatBody.model_construct(
         max_tokens=body.max_tokens,
@@ -74,8 +75,10 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
             if error.code == "context_length_exceeded":  # agents know by these words that they have to be shorter
                 raise bad_request(f"prompt is too long: {error.message}", "messages", error.code) from None
             raise
-        call = place.open_call([ready.prompt], ready.sampling, level)
+        wish = service.handoffs.wish(body.kv_transfer_params, [ready.prompt])
+        call = place.open_call([ready.prompt], ready.sampling, level, wish=wish)
     writer = MessageWriter(service, facts, body, len(ready.prompt))
+    writer.handed_on = service.handoffs.handed_on(wish, ready.prompt)
     writer.answers.choices[0].parser = ready.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
     return await respond(call, writer, is_streamed=bool(body.stream))
@@ -145,18 +148,21 @@ class MessageWriter:
         self._is_open = False
         """Whether the last block of a stream is open."""
         self._sent_s = time.monotonic()
+        self.handed_on: HandedOn | None = None
+        """Of a prompt that was read for another engine: what goes with the answer."""
 
     def whole(self) -> dict[str, Any]:
         for parts in self.answers.choices[0].parts:
             self._items.push(parts)
         self._finish()
         blocks = [block for item in self._items.items if (block := self._block(item)) is not None]
-        return {
+        reply = {
             **self._outline(blocks),
             **self._ending(),
             "usage": self._usage(),
             "timing": self.answers.timing(0, self._facts),
         }
+        return with_params(reply, self.handed_on, self.answers.choices[0].handoff)
 
     def _outline(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         named = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}

@@ -6,7 +6,18 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.server.schemas import MAX_COUNT, Body, Count, Few, LevelName, Many, Speculating, Table, Text
+from twostroke.server.schemas import (
+    MAX_COUNT,
+    Body,
+    Count,
+    Few,
+    HandoffParams,
+    LevelName,
+    Many,
+    Speculating,
+    Table,
+    Text,
+)
 
 
 class Block(Body):
@@ -78,3 +89,4 @@ class MessagesBody(CountBody):
     speculation: Speculating = Field(None, description="auto, off, a method's name, or method and max_drafts.")
     service_level: LevelName | None = Field(None, description="The class whose promise it is held to, by name.")
     service_tier: LevelName | None = Field(None, description="As service_level, where a class has that name.")
+    kv_transfer_params: HandoffParams = Field(None, description="Between the servers of a fleet, by its router.")

@@ -13,13 +13,16 @@ from twostroke.server import (
     anthropic_messages,
     chat,
     completions,
+    embeddings,
     errors,
     explaining,
     loads,
     ollama_answers,
+    ollama_embeddings,
     ollama_models,
     page,
     planning,
+    rerank,
     responses,
     routes,
     scaling,
@@ -47,7 +50,8 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, errors.on_invalid_body)
     app.add_exception_handler(Exception, errors.on_bug)
     apis = (chat, completions, responses, anthropic_messages, ollama_answers, ollama_models)
-    for module in (*apis, routes, loads, scaling, explaining, tokenizer_info, page, watching, planning):
+    vectors = (embeddings, rerank, ollama_embeddings)
+    for module in (*apis, *vectors, routes, loads, scaling, explaining, tokenizer_info, page, watching, planning):
         app.include_router(module.router)
     service.warm_up = app.openapi  # it keeps what it made
     # Behind the guard: who is not let in leaves no trace.

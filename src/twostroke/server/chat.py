@@ -54,7 +54,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     service.check_model(body.model)
     refuse_given(body, _REFUSED)
     read_only(body)
-    facts = service.facts()
+    facts = service.writing_facts()
     level = service.level_of(request, body.service_level, body.service_tier)
     sampling = chat_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
@@ -72,8 +72,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         )
     writer = ChatWriter(service, facts, sampling, body, tools.custom)
     writer.prompt_tokens = len(asked.prompt)
-    if wish.lease_id:
-        writer.handed_on = lambda handoff: service.handoffs.answer(handoff, asked.prompt)
+    writer.handed_on = service.handoffs.handed_on(wish, asked.prompt)
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
         answer.parser = asked.parser()

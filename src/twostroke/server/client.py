@@ -54,6 +54,7 @@ class Common(TypedDict, total=False):
     service_level: str
     lease_id: str
     handoff: Handoff | None
+    wants_vector: bool
 
 
 class EngineClient:
@@ -136,10 +137,15 @@ class EngineClient:
         return self._mail.num_in_flight
 
     def submit(
-        self, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, name: str = "", **common: Unpack[Common]
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        name: str = "",
+        second_texts: Sequence[int | None] = (),
+        **common: Unpack[Common],
     ) -> Inbox:
         """Queue one request a prompt; what the engine refuses arrives in the inbox as an error. `name`: what its client
-        calls the call."""
+        calls the call. `second_texts`: where a prompt is two texts, the token that the second begins at."""
         if self._refusal is not None:
             raise self._refusal
         if self.state is not EngineState.READY:
@@ -147,9 +153,10 @@ class EngineClient:
         inbox = self._mail.open(len(prompts), sampling.n, self._close_inbox)
         inbox.name = name
         request_ids = inbox.unfinished
+        seconds = second_texts or (None,) * len(prompts)
         adds = [
-            m.encode(m.Add(Request(request_id, prompt, sampling, **common, call=request_ids[0])))
-            for request_id, prompt in zip(request_ids, prompts, strict=True)
+            m.encode(m.Add(Request(request_id, prompt, sampling, **common, call=request_ids[0], second_text_at=second)))
+            for request_id, prompt, second in zip(request_ids, prompts, seconds, strict=True)
         ]
         self._mail.expect(inbox)
         for add in adds:

@@ -43,7 +43,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     read_only(body)
-    facts = service.facts()
+    facts = service.writing_facts()
     level = service.level_of(request, body.service_level, body.service_tier)
     sampling = completion_sampling(body, service.settings.limits)
     infill = _infill(body, service.encoder().tokenizer)
@@ -62,8 +62,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         call = place.open_call(ids, sampling, level, priority=body.priority, cache_salt=body.cache_salt, wish=wish)
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
     writer.prompt_tokens = sum(map(len, ids))
-    if wish.lease_id:
-        writer.handed_on = lambda handoff: service.handoffs.answer(handoff, ids[0])
+    writer.handed_on = service.handoffs.handed_on(wish, ids[0])
     follow(request, writer.answers, writer.id)
     takes_long = sampling.logprobs is not None and (body.echo or not body.stream)
     return await respond(call, writer, is_streamed=bool(body.stream), aside=service.aside if takes_long else None)

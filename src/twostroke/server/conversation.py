@@ -16,7 +16,7 @@ from twostroke.server.service import Service
 from twostroke.server.structured import Named
 from twostroke.server.tools import ToolRequest, told_of_tools
 from twostroke.text.harmony import HarmonySplitter
-from twostroke.text.reasoning import CLOSING, OPENING, ThinkSplitter
+from twostroke.text.reasoning import MARKERS, THINK, Markers, ThinkSplitter
 from twostroke.text.tool_parsers.formats import ToolFormat
 
 LAST_TOKENS = 16
@@ -34,6 +34,8 @@ class Conversation:
     tool_format: ToolFormat | None
     """None where no calls are looked for."""
     tools: ToolRequest
+    markers: Markers = THINK
+    """Of its thoughts, where they are told from its answers."""
     is_harmony: bool = False
     """Answers are messages of OpenAI's Harmony format."""
 
@@ -45,11 +47,20 @@ class Conversation:
         if self.is_harmony:
             thoughts = HarmonySplitter(has_calls=self.tool_format is not None)
         elif self.thought is not None:
-            thoughts = ThinkSplitter(is_open=self.thought == "open")
+            thoughts = ThinkSplitter(self.markers, is_open=self.thought == "open")
         calls, max_calls = None, 1 if self.tools.only_one else None
         if self.tool_format is not None:
-            calls = self.tool_format.parser(custom=self.tools.custom, max_calls=max_calls)
+            calls = self.tool_format.parser(
+                custom=self.tools.custom, max_calls=max_calls, schemas=schemas_of(self.tools.tools)
+            )
         return AnswerParser(thoughts, calls, is_held_to_calls=self.tools.is_required)
+
+
+def schemas_of(tools: list[dict[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Of the parameters of functions that say what theirs are, by name."""
+    functions = [tool.get("function") or {} for tool in tools]
+    found = ((function.get("name"), function.get("parameters")) for function in functions)
+    return {name: schema for name, schema in found if isinstance(name, str) and isinstance(schema, Mapping)}
 
 
 def fitted(sampling: SamplingParams, prompt: tuple[int, ...], facts: Ready) -> SamplingParams:
@@ -78,16 +89,18 @@ async def prepare(
     if limit is None:
         sampling = fitted(sampling, prompt, facts)
     check_served([prompt], sampling, facts, param, limit or "max_tokens")
-    thought = _thought(service, prompt)
+    markers = MARKERS.get(service.reasoning_parser)
+    thought = None if markers is None else _thought(service, prompt, markers)
     before = thought or "none"
-    if held_to is not None and held_to is grammar and CLOSING in held_to[1].text:
+    if markers is not None and held_to is not None and held_to is grammar and markers.closing in held_to[1].text:
         before = "none"  # whoever wrote the grammar has written the thought into it
     sampling = await service.constrained(sampling, held_to, before)
-    markers = {OPENING, CLOSING} if thought is not None else set()
+    known = frozenset() if markers is None else markers.tokens & encoder.tokenizer.special_tokens.keys()
     is_harmony = service.reasoning_parser == "harmony"
-    if is_harmony or tools.is_on or markers & encoder.tokenizer.special_tokens.keys():  # markers may be control tokens
+    if is_harmony or tools.is_on or known:  # markers may be control tokens
         sampling = replace(sampling, skip_special_tokens=False)
-    return Conversation(prompt, sampling, thought, service.tool_format if tools.is_on else None, tools, is_harmony)
+    tool_format = service.tool_format if tools.is_on else None
+    return Conversation(prompt, sampling, thought, tool_format, tools, markers or THINK, is_harmony)
 
 
 async def chat_tokens(
@@ -115,10 +128,9 @@ def _harmony_turn(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "thinking": whole, "content": None}
 
 
-def _thought(service: Service, prompt: tuple[int, ...]) -> str | None:
-    if service.reasoning_parser != "think":
-        return None
+def _thought(service: Service, prompt: tuple[int, ...], markers: Markers) -> str:
     ending = service.encoder().tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False).rstrip()
-    if ending.endswith(OPENING):
+    if ending.endswith(markers.opening):
         return "open"
-    return "none" if ending.endswith(CLOSING) else "possible"  # a template that was told not to think closes it itself
+    # A template that was told not to think closes it itself.
+    return "none" if ending.endswith(markers.closing) else "possible"

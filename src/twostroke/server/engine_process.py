@@ -23,7 +23,7 @@ from twostroke.cluster.demand import LevelSignals
 from twostroke.cluster.endpoints import read_endpoint
 from twostroke.cluster.kv_events import KVEventPublisher, KVEvents
 from twostroke.core.errors import BackendLostError, BadRequestError, PromiseError, TwostrokeError
-from twostroke.core.events import Event, PrefillProgress, TokenEvent
+from twostroke.core.events import Event, PrefillProgress, TokenEvent, VectorEvent
 from twostroke.core.request import Request
 from twostroke.core.step import Step, StepResult
 from twostroke.cost.floor import work_of
@@ -184,8 +184,9 @@ class EngineLoop:
     def _tell(self, events: list[Event]) -> None:
         outputs = [event for event in events if isinstance(event, TokenEvent)]
         progress = [event for event in events if isinstance(event, PrefillProgress)]
+        vectors = [event for event in events if isinstance(event, VectorEvent)]
         if progress or outputs:
-            self._send(m.StepOutputs(progress, outputs))
+            self._send(m.StepOutputs(progress, outputs, vectors))
 
     def _tell_seen(self) -> None:
         if events := self._note(StepWatch.take):
@@ -279,7 +280,9 @@ class EngineLoop:
 
 def ready_message(assembly: Assembly) -> m.Ready:
     resolved, checkpoint = assembly.resolved, assembly.checkpoint
-    room = assembly.engine.scheduler.ledger.max_total_tokens
+    room, pooling = assembly.engine.scheduler.ledger.max_total_tokens, checkpoint.pooling
+    if room is not None and pooling is not None:
+        room -= 1  # a vector counts as the token that follows a text
     return m.Ready(
         backend=assembly.backend_name,
         family=checkpoint.spec.family,
@@ -295,6 +298,7 @@ def ready_message(assembly: Assembly) -> m.Ready:
         weight_kind=checkpoint.main_kind(assembly.formats.weights).name,
         kv_groups=resolved.layout.groups,
         levels=resolved.config.promised().levels,
+        vectors=None if pooling is None else pooling.facts,
     )
 
 

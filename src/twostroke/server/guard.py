@@ -32,6 +32,7 @@ KNOWN_ROUTES = frozenset(
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
         *("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/tags", "/api/show"),
         *("/api/ps", "/api/version", "/api/embed", "/api/embeddings"),
+        *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank"),
         *("/health", "/ready", "/metrics", "/autoscale", "/version", "/v1/twostroke/top", "/tokenizer_info"),
         *("/v1/loads",),
         *("/", "/watch", "/watch/control", "/watch/plan", "/watch/plan/options"),

@@ -13,7 +13,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.handoff import Handoff
 from twostroke.server.errors import bad_request
 from twostroke.server.loopback import is_loopback
-from twostroke.server.schemas import SamplingBody
+from twostroke.server.schemas import DrawingBody
 
 MOST_REMEMBERED = 100_000
 HandedOn = Callable[[Handoff | None], "dict[str, Any] | None"]
@@ -29,10 +29,21 @@ class HandoffWish(NamedTuple):
 NO_HANDOFF = HandoffWish()
 
 
-def read_only(body: SamplingBody) -> None:
+def is_read_only(params: dict[str, Any] | None) -> bool:
+    """Whether a prompt is to be read for another engine, and the one token that is written thrown away."""
+    return params is not None and tickets.asks_for_handoff(params)
+
+
+def read_only(body: DrawingBody) -> None:
     """A router asks whoever reads a prompt for one token, and leaves the least number of tokens as it was."""
-    if body.kv_transfer_params is not None and tickets.asks_for_handoff(body.kv_transfer_params):
+    if is_read_only(body.kv_transfer_params):
         body.min_tokens = None
+
+
+def with_params(reply: dict[str, Any], handed_on: HandedOn | None, handoff: Handoff | None) -> dict[str, Any]:
+    """An answer, with what goes along to whoever will write."""
+    params = None if handed_on is None else handed_on(handoff)
+    return reply if params is None else {**reply, tickets.FIELD: params}
 
 
 class Handoffs:
@@ -70,6 +81,10 @@ class Handoffs:
         if handoff.lease_id in self._used:
             raise _refused("was used before: each is for one answer")
         self._used[handoff.lease_id] = now_s + handoff.lease_s + 2 * tickets.SKEW_S
+
+    def handed_on(self, wish: HandoffWish, token_ids: Sequence[int]) -> HandedOn | None:
+        """How an answer gets what goes with it; None: its prompt is read for nobody else."""
+        return (lambda handoff: self.answer(handoff, token_ids)) if wish.lease_id else None
 
     def answer(self, handoff: Handoff | None, token_ids: Sequence[int]) -> dict[str, Any] | None:
         """What goes with an answer to the one that will write; None: there is nothing to take, and it reads the prompt

@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from twostroke.core.events import PrefillProgress, TokenEvent
+from twostroke.core.events import Event, TokenEvent
 from twostroke.server.errors import ApiError
 
-News = tuple[int, TokenEvent | PrefillProgress]
+News = tuple[int, Event]
 """Which of the call's prompts, and what happened."""
 
 
@@ -45,7 +45,7 @@ class Inbox:
         """Requests of which nothing was heard yet."""
         return len(self._waiting)
 
-    def push(self, event: TokenEvent | PrefillProgress) -> None:
+    def push(self, event: Event) -> None:
         """Nobody is told yet: `tell` follows once all that a step brought is in."""
         request_id = event.request_id
         if self._waiting:

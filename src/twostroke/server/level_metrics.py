@@ -26,6 +26,8 @@ def judged(timing: SequenceTiming, gaps_s: Sequence[float], reason: FinishReason
     promise = timing.promise
     if promise is None:
         return None, None
+    if timing.ttft_s is None and reason in WHOLE and timing.finished_s is not None:  # a vector, which comes at once
+        return promise.kept_ttft(timing.finished_s - timing.arrival_s), None
     kept_ttft = promise.kept_ttft(timing.ttft_s)
     if timing.ttft_s is None:
         if kept_ttft is False and reason is FinishReason.ABORT and timing.finished_s is not None:

@@ -4,10 +4,11 @@ neither sockets nor processes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.events import PrefillProgress, VectorEvent
 from twostroke.core.sequence import FinishReason
 from twostroke.server.errors import ApiError, cannot_keep_promise, failed_answer
 from twostroke.server.inbox import Inbox
@@ -65,9 +66,9 @@ class Mailroom:
     def deal_out(self, step: StepOutputs) -> None:
         """Each call is told once, of all that the step brought it."""
         inboxes, told = self._inboxes, dict[Inbox, None]()
-        for progress in step.progress:
-            if (inbox := inboxes.get(progress.request_id)) is not None:
-                inbox.push(progress)
+        for news in chain[PrefillProgress | VectorEvent](step.progress, step.vectors):
+            if (inbox := inboxes.get(news.request_id)) is not None:
+                inbox.push(news)
                 told[inbox] = None
         for output in step.outputs:
             if output.finish_reason is not None:

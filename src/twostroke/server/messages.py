@@ -10,13 +10,14 @@ import zmq
 
 from twostroke.cluster.demand import LevelSignals
 from twostroke.config import EngineConfig
-from twostroke.core.events import PrefillProgress, TokenEvent
+from twostroke.core.events import PrefillProgress, TokenEvent, VectorEvent
 from twostroke.core.handoff import HandoffTotals
 from twostroke.core.kv_layout import KVGroup
 from twostroke.core.request import Request
 from twostroke.core.service_level import ServiceLevel
 from twostroke.core.step_record import StepTotals
 from twostroke.core.tier_report import TierReport
+from twostroke.core.vectors import VectorFacts
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.step_cost import Coefficients
 from twostroke.engine.fleet import FleetSettings
@@ -104,6 +105,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_groups: tuple[KVGroup, ...] = ()
     levels: tuple[ServiceLevel, ...] = ()
     """The classes of requests, as their file says."""
+    vectors: VectorFacts | None = None
+    """None: it writes text."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -123,11 +126,13 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """Set where its class promises what cannot be kept now: when it could be; infinite: never."""
 
 
-class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+class StepOutputs(msgspec.Struct, frozen=True, tag="step", omit_defaults=True):
     """The core's own events: named tuples travel as arrays, and come out as what they were."""
 
     progress: list[PrefillProgress]
     outputs: list[TokenEvent]
+    vectors: list[VectorEvent] = []
+    """Each before the output that ends its request."""
 
 
 class StepHistogram(msgspec.Struct, array_like=True):

@@ -19,6 +19,7 @@ from twostroke.server.calls import Answers
 from twostroke.server.conversation import fitted, prepare
 from twostroke.server.errors import OLLAMA_PATHS, ApiError, bad_request, error_body, named_as
 from twostroke.server.explaining import follow
+from twostroke.server.handoffs import HandedOn, with_params
 from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.messages import Ready
 from twostroke.server.ollama_input import (
@@ -58,7 +59,7 @@ _REFUSED = {
 @router.post("/api/chat", responses=OLLAMA_LINES)
 async def chat(body: OllamaChatBody, request: Request) -> Response:
     service = service_of(request)
-    model, facts = checked_model(body, service), service.facts()
+    model, facts = checked_model(body, service), service.writing_facts()
     if not body.messages:
         return _nothing_to_do(body, model, is_chat=True)
     fields = as_chat(body, facts, body.tools)
@@ -70,15 +71,17 @@ async def chat(body: OllamaChatBody, request: Request) -> Response:
         asked = await prepare(
             service, messages, tools, sampling, grammar, param="messages", limit=None, options=options
         )
-        call = place.open_call([asked.prompt], asked.sampling, level)
+        wish = service.handoffs.wish(body.kv_transfer_params, [asked.prompt])
+        call = place.open_call([asked.prompt], asked.sampling, level, wish=wish)
     writer = LineWriter(service, facts, request, model, asked.parser(), is_chat=True)
+    writer.handed_on = service.handoffs.handed_on(wish, asked.prompt)
     return await respond(call, writer, is_streamed=body.stream is not False, media_type=JSON_LINES)
 
 
 @router.post("/api/generate", responses=OLLAMA_LINES)
 async def generate(body: GenerateBody, request: Request) -> Response:
     service = service_of(request)
-    model, facts = checked_model(body, service), service.facts()
+    model, facts = checked_model(body, service), service.writing_facts()
     for name, reason in _REFUSED.items():
         if getattr(body, name):
             raise bad_request(f"{name} is not supported: {reason}", name)
@@ -105,8 +108,10 @@ async def generate(body: GenerateBody, request: Request) -> Response:
                 options=options,
             )
             prompt, sampling, parser = asked.prompt, asked.sampling, asked.parser()
-        call = place.open_call([prompt], sampling, level)
+        wish = service.handoffs.wish(body.kv_transfer_params, [prompt])
+        call = place.open_call([prompt], sampling, level, wish=wish)
     writer = LineWriter(service, facts, request, model, parser, is_chat=False)
+    writer.handed_on = service.handoffs.handed_on(wish, prompt)
     return await respond(call, writer, is_streamed=body.stream is not False, media_type=JSON_LINES)
 
 
@@ -162,6 +167,8 @@ class LineWriter:
         self._logprobs: list[ChatLogprob] = []
         """Of tokens whose text is still held back."""
         self._num_calls = 0
+        self.handed_on: HandedOn | None = None
+        """Of a prompt that was read for another engine: what goes with the answer."""
 
     def whole(self) -> dict[str, Any]:
         changes = [change for parts in self.answers.choices[0].parts for change in self._items.push(parts)]
@@ -169,7 +176,8 @@ class LineWriter:
         joined = {name: "".join(piece.get(name, "") for piece in pieces) for name in ("content", "thinking")}
         calls = [call for piece in pieces for call in piece.get("tool_calls", ())]
         self._logprobs = chat_logprobs(self._tokenizer, self.answers.choices[0].logprobs).content
-        return self._last(_said(self._is_chat, joined["content"], joined["thinking"], calls))
+        line = self._last(_said(self._is_chat, joined["content"], joined["thinking"], calls))
+        return with_params(line, self.handed_on, self.answers.choices[0].handoff)
 
     # As a stream
 

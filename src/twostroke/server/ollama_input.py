@@ -6,6 +6,7 @@ from typing import Any
 
 from twostroke.core.grammar import GrammarSpec
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.handoffs import is_read_only
 from twostroke.server.messages import Ready
 from twostroke.server.ollama_schemas import AnswerBody, GenerateBody, Message, ModelBody, Options
 from twostroke.server.schemas import ChatBody
@@ -120,8 +121,11 @@ def as_chat(body: AnswerBody, facts: Ready, tools: list[dict[str, Any]] | None =
         message = f"options.num_ctx is {options.num_ctx}, and this server's context is {facts.max_context} tokens"
         raise bad_request(message, "options.num_ctx")
     penalty = None if options.repeat_last_n == 0 else options.repeat_penalty
+    limit = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
+    if is_read_only(body.kv_transfer_params):
+        limit = 1  # routers say so in OpenAI's words, which are not known here
     return ChatBody.model_construct(
-        max_tokens=options.num_predict if options.num_predict is not None and options.num_predict > 0 else None,
+        max_tokens=limit,
         temperature=DEFAULT_TEMPERATURE if options.temperature is None else options.temperature,
         top_p=DEFAULT_TOP_P if options.top_p is None else options.top_p,
         top_k=DEFAULT_TOP_K if options.top_k is None else options.top_k,

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about the models that there are: here it is one, and it is loaded. It embeds nothing."""
+"""What Ollama's clients ask about the models that there are: here it is one, and it is loaded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from twostroke.server.bodies import CheckedRoute
-from twostroke.server.errors import bad_request
 from twostroke.server.messages import Ready
 from twostroke.server.ollama_input import LATEST, checked_model
-from twostroke.server.ollama_schemas import EmbedBody, ModelBody
+from twostroke.server.ollama_schemas import ModelBody
 from twostroke.server.openapi import OLLAMA_ERRORS
 from twostroke.server.replies import encode
 from twostroke.server.service import Service, service_of
@@ -75,18 +74,6 @@ async def show(body: ModelBody, request: Request) -> Response:
     )
 
 
-@router.post("/api/embed")
-async def embed(body: EmbedBody, request: Request) -> Response:
-    checked_model(body, service_of(request))
-    raise bad_request("this model does not support embeddings: this server's models write text, and give no vectors")
-
-
-@router.post("/api/embeddings")
-async def embeddings(body: EmbedBody, request: Request) -> Response:
-    """An older name of it."""
-    return await embed(body, request)
-
-
 def _entry(name: str, facts: Ready) -> dict[str, Any]:
     tagged = name if ":" in name.rpartition("/")[2] else name + LATEST
     told = f"{name} {facts.family} {facts.num_parameters} {facts.weight_bytes} {facts.weight_kind}"
@@ -127,6 +114,8 @@ def _model_info(facts: Ready) -> dict[str, Any]:
 
 
 def _capabilities(service: Service) -> list[str]:
+    if service.facts().vectors is not None:
+        return ["embedding"]
     can_chat = service.encoder().tokenizer.chat_template is not None
     thinks = service.reasoning_parser != "none"
     return ["completion", *(["tools"] if can_chat else []), *(["thinking"] if thinks else [])]

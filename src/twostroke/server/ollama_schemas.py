@@ -6,7 +6,18 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.server.schemas import MAX_CHAT_LOGPROBS, MAX_COUNT, Body, Few, LevelName, Many, Speculating, Table, Text
+from twostroke.server.schemas import (
+    MAX_CHAT_LOGPROBS,
+    MAX_COUNT,
+    Body,
+    Few,
+    HandoffParams,
+    LevelName,
+    Many,
+    Speculating,
+    Table,
+    Text,
+)
 
 
 class Options(Body):
@@ -46,6 +57,7 @@ class AnswerBody(ModelBody):
     keep_alive: float | Text | None = Field(None, description="The model stays, whatever is said.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
+    kv_transfer_params: HandoffParams = Field(None, description="Between the servers of a fleet, by its router.")
 
 
 class Message(Body):
@@ -74,5 +86,14 @@ class GenerateBody(AnswerBody):
 
 
 class EmbedBody(ModelBody):
-    input: Any = None
-    prompt: Any = None
+    input: Text | Many[Text] | None = Field(None, description="One text, or several.")
+    truncate: bool | None = Field(None, description="false: a text that is too long is refused, and not cut.")
+    dimensions: int | None = Field(None, ge=1, le=MAX_COUNT)
+    options: Options | None = None
+    keep_alive: float | Text | None = Field(None, description="The model stays, whatever is said.")
+
+
+class OlderEmbedBody(ModelBody):
+    prompt: Text | None = None
+    options: Options | None = None
+    keep_alive: float | Text | None = Field(None, description="The model stays, whatever is said.")

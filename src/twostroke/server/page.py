@@ -3,11 +3,14 @@ there are keys."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from twostroke.server.errors import ApiError
 from twostroke.server.service import service_of
+from twostroke.server.settings import PageMode
 from twostroke.web.files import INDEX, PageFile, page_files
 
 router = APIRouter()
@@ -30,10 +33,10 @@ HEADERS = {
 @router.get("/", include_in_schema=False)
 async def index(request: Request) -> Response:
     """The page, for browsers; for Ollama's clients, which ask whether somebody is there, a line."""
-    is_shown = service_of(request).settings.page_mode != "off" and INDEX in page_files()
-    if not is_shown or "text/html" not in request.headers.get("accept", ""):
+    mode, file = service_of(request).settings.page_mode, page_files().get(INDEX)
+    if mode == "off" or file is None or "text/html" not in request.headers.get("accept", ""):
         return PlainTextResponse("Twostroke is running", headers={"Vary": "Accept"})
-    return _file(request, page_files()[INDEX])
+    return _file(request, _index_of(file, mode))
 
 
 @router.get("/page/{name:path}", include_in_schema=False)
@@ -42,6 +45,12 @@ async def page_file(name: str, request: Request) -> Response:
     if service_of(request).settings.page_mode == "off" or found is None:
         raise ApiError(404, f"there is no {request.method} {request.url.path[:200]} here")
     return _file(request, found)
+
+
+def _index_of(file: PageFile, mode: PageMode) -> PageFile:
+    """It says what the page may do, so that it never shows what it may not, not even before its stream has begun."""
+    content = file.content.replace(b"<html ", b'<html data-page="' + mode.encode() + b'" ', 1)
+    return replace(file, content=content, tag=f'"{mode}-{file.tag[1:]}')
 
 
 def _file(request: Request, file: PageFile) -> Response:

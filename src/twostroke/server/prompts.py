@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from twostroke.core.errors import BadRequestError, ModelError
-from twostroke.server.errors import bad_request
+from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.long_texts import SHORT_BYTES, LongTexts
-from twostroke.server.sampling import as_api_error, beyond_context
+from twostroke.server.sampling import as_api_error, beyond_context, beyond_model
 from twostroke.text.chat import ChatEncoder, is_faithful, not_faithful, spellings
 from twostroke.text.chat_template import Rendering
 from twostroke.text.tokenizer import Tokenizer, utf8_of
@@ -35,6 +35,18 @@ class Room(NamedTuple):
 
     max_context: int
     param: str
+    is_answered: bool = True
+    """A token at least is left for the answer."""
+
+    @property
+    def most(self) -> int:
+        """Tokens of a prompt."""
+        return self.max_context - self.is_answered
+
+    def too_long(self, num_tokens: str) -> ApiError:
+        if self.is_answered:
+            return beyond_context(num_tokens, self.max_context, self.param)
+        return beyond_model(num_tokens, self.max_context, self.param)
 
 
 class PromptEncoder:
@@ -117,14 +129,14 @@ class PromptEncoder:
             if len(text) < room.max_context:
                 continue  # most are: nothing need be counted
             fewest = self.tokenizer.fewest.of(text, is_framed=is_framed)
-            if fewest >= room.max_context:
-                raise beyond_context(f"at least {fewest}", room.max_context, room.param)
+            if fewest > room.most:
+                raise room.too_long(f"at least {fewest}")
 
     async def _encode(
         self, texts: Sequence[str], room: Room | None, *, is_guarded: bool = False, is_framed: bool = False
     ) -> list[Sequence[int]]:
         frame = (self.tokenizer.prefix_ids, self.tokenizer.suffix_ids) if is_framed else ((), ())
-        max_tokens = None if room is None else max(0, room.max_context - 1 - len(frame[0]) - len(frame[1]))
+        max_tokens = None if room is None else max(0, room.most - len(frame[0]) - len(frame[1]))
 
         def encode_short() -> list[tuple[int, Sequence[int]]] | list[bytes]:
             raws = [utf8_of(text) for text in texts]
@@ -142,7 +154,7 @@ class PromptEncoder:
             for count, ids in found:
                 if room is not None and len(ids) < count:
                     num_tokens = count + len(frame[0]) + len(frame[1])
-                    raise beyond_context(str(num_tokens), room.max_context, room.param)
+                    raise room.too_long(str(num_tokens))
                 own = self.tokenizer.guarded.translate(ids) if is_guarded else ids
                 framed = array("I", frame[0]) + array("I", own) + array("I", frame[1])
                 finished.append(framed if room is None else tuple(framed))

@@ -14,6 +14,8 @@ from twostroke.server.messages import Ready
 from twostroke.server.metrics import Metrics
 from twostroke.server.settings import ServerSettings
 
+MAX_TEXTS = 2048
+"""That one request may have vectors of, as OpenAI allows."""
 ALL = -2
 """Stands for all keys together, and for requests without one."""
 
@@ -47,7 +49,8 @@ def bounds_of(settings: ServerSettings, facts: Ready) -> Bounds:
     """What was asked for, or what suits the engine: twice as many samples as may run and wait, all of the longest for
     half of them. Where there are several keys, none may have more than half of it."""
     limits = settings.limits
-    capacity = max(facts.engine.max_running + limits.max_queue, limits.max_prompts)
+    most_prompts = limits.max_prompts if facts.vectors is None else 2 * MAX_TEXTS
+    capacity = max(facts.engine.max_running + limits.max_queue, most_prompts)
     total_samples = limits.max_samples_in_flight or 2 * capacity
     total_tokens = limits.max_tokens_in_flight or capacity * facts.max_context
     key_samples, key_tokens = limits.max_samples_per_key, limits.max_tokens_per_key

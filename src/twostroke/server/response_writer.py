@@ -12,6 +12,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answers
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.handoffs import HandedOn, is_read_only, with_params
 from twostroke.server.messages import Ready
 from twostroke.server.response_input import ResponseInput
 from twostroke.server.response_items import CALLS, Change, Item, OutputItems
@@ -49,7 +50,8 @@ class ResponseWriter:
         self._items = OutputItems(service.tool_format, service.encoder().tokenizer, custom)
         self._asked = asked
         self._store = service.responses
-        self._keeps = body.store is not False and service.responses.is_on
+        is_thrown_away = is_read_only(body.kv_transfer_params)
+        self._keeps = body.store is not False and service.responses.is_on and not is_thrown_away
         self._facts = facts
         self._body = body
         self._sampling = sampling
@@ -57,13 +59,15 @@ class ResponseWriter:
         self.id = f"resp_{uuid4().hex}"
         self._created = int(time.time())
         self._num_events = 0
+        self.handed_on: HandedOn | None = None
+        """Of a prompt that was read for another engine: what goes with the answer."""
 
     def whole(self) -> dict[str, Any]:
         """Of an answer that was not streamed."""
         for parts in self.answers.choices[0].parts:
             self._items.push(parts)
         self._finish_items()
-        return self._finished()
+        return with_params(self._finished(), self.handed_on, self.answers.choices[0].handoff)
 
     def _finish_items(self) -> list[Change]:
         return self._items.finish(is_cut=self._is_cut)

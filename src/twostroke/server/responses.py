@@ -15,6 +15,7 @@ from twostroke.server.chat import template_options
 from twostroke.server.conversation import prepare
 from twostroke.server.errors import bad_request, refuse_given
 from twostroke.server.explaining import follow
+from twostroke.server.handoffs import read_only
 from twostroke.server.openapi import ERRORS, JSON_OR_EVENTS
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.response_input import ResponseInput, read_input, response_not_found
@@ -53,7 +54,8 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     _refuse_unsupported(body)
-    facts = service.facts()
+    read_only(body)
+    facts = service.writing_facts()
     level = service.level_of(request, body.service_level, body.service_tier)
     sampling = responses_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
@@ -64,10 +66,12 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
         asked = await prepare(
             service, asked_for.messages, tools, sampling, grammar, param="input", limit=limit, options=options
         )
+        wish = service.handoffs.wish(body.kv_transfer_params, [asked.prompt])
         call = place.open_call(
-            [asked.prompt], asked.sampling, level, priority=body.priority, cache_salt=body.cache_salt
+            [asked.prompt], asked.sampling, level, priority=body.priority, cache_salt=body.cache_salt, wish=wish
         )
     writer = ResponseWriter(service, facts, sampling, body, asked_for, tools.custom)
+    writer.handed_on = service.handoffs.handed_on(wish, asked.prompt)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
     # With logprobs the last events of a stream, which repeat them all, take long to word too.

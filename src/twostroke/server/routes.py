@@ -116,7 +116,7 @@ async def ready(request: Request) -> Response:
     state = service.client.health if service.prompts is not None else "starting"
     if service.admission.draining:
         state = "draining"
-    elif service.admission.num_waiting >= service.settings.limits.max_queue:
+    elif service.admission.num_waiting >= service.admission.max_queue:
         state = "queue full"
     return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.request_check import NO_VECTORS
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.speculation import SpeculationParams, as_speculation, check_speculation
+from twostroke.core.vectors import VectorFacts
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.messages import Ready
 from twostroke.server.schemas import ChatBody, CompletionBody, DrawingBody, ResponsesBody, Speculation
@@ -138,6 +140,35 @@ def beyond_context(num_tokens: str, max_context: int, param: str) -> ApiError:
         param,
         "context_length_exceeded",
     )
+
+
+def beyond_model(num_tokens: str, most: int, param: str) -> ApiError:
+    return bad_request(
+        f"{param} holds a text of {num_tokens} tokens, and this model takes {most} at most; truncate_prompt_tokens of "
+        "-1 cuts it",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def check_vectors(facts: Ready) -> VectorFacts:
+    """What the model tells of its vectors; raises where it gives none."""
+    if facts.vectors is None:
+        raise bad_request(NO_VECTORS, "model", "not_an_embedding_model")
+    return facts.vectors
+
+
+def check_text_ids(ids: Sequence[Sequence[int]], facts: Ready, param: str) -> None:
+    """What the engine would refuse of texts for vectors, refused before it is sent there."""
+    for text in ids:
+        if not text:
+            raise bad_request(f"{param} holds an empty text: at least one token is needed", param)
+        if len(text) > facts.max_context:
+            raise beyond_model(str(len(text)), facts.max_context, param)
+        if (highest := max(text)) >= facts.vocab_size:
+            raise bad_request(
+                f"{param} holds the token id {highest}; this model's ids run from 0 to {facts.vocab_size - 1}", param
+            )
 
 
 def _logit_bias(bias: dict[str, float] | None, limits: Limits) -> dict[int, float]:

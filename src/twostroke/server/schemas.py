@@ -3,7 +3,7 @@ know are let be, as clients send many. What depends on this server's limits or m
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
@@ -92,6 +92,7 @@ class Speculation(Body):
 
 LevelName = Annotated[Text, Field(max_length=64)]
 Speculating = Annotated[Text, Field(max_length=64)] | Speculation | None
+HandoffParams = Table[Any] | None
 
 
 class DrawingBody(Body):
@@ -119,13 +120,13 @@ class DrawingBody(Body):
     speculation: Speculating = Field(None, description="auto, off, a method's name, or method and max_drafts.")
     service_level: LevelName | None = Field(None, description="The class whose promise it is held to, by name.")
     service_tier: LevelName | None = Field(None, description="As service_level, where a class has that name.")
+    kv_transfer_params: HandoffParams = Field(None, description="Between the servers of a fleet, by its router.")
 
 
 class SamplingBody(DrawingBody):
     """What chat and plain completions share."""
 
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
-    kv_transfer_params: Table[Any] | None = Field(None, description="Between the servers of a fleet, by its router.")
     response_format: Table[Any] | None = Field(None, description="text, json_object or json_schema.")
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | Table[Any] | None = Field(None, description="As structured_outputs.json, and so the others.")
@@ -240,3 +241,38 @@ class DetokenizeBody(Body):
     model: Text | None = Field(None, max_length=512)
     tokens: Many[TokenId]
     skip_special_tokens: bool = False
+
+
+class VectorBody(Body):
+    """What requests for vectors share."""
+
+    model: Text | None = Field(None, max_length=512)
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_COUNT, description="Texts are cut to this many tokens; -1: to what the model takes."
+    )
+    priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first.")
+    service_level: LevelName | None = Field(None, description="The class whose promise it is held to, by name.")
+    service_tier: LevelName | None = Field(None, description="As service_level, where a class has that name.")
+
+
+class EmbeddingBody(VectorBody):
+    input: Text | Many[Text] | Many[TokenId] | Many[Many[TokenId]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="This many of the first numbers, normalised anew."
+    )
+    prompt_name: Text | None = Field(None, max_length=256, description="Of the model's prompts; default: its own.")
+
+
+class TextDocument(Body):
+    text: Text
+
+
+class RerankBody(VectorBody):
+    query: Text
+    documents: Many[Text] | Few[TextDocument]
+    top_n: int | None = Field(None, ge=0, le=MAX_COUNT, description="This many of the best; 0 or none: all.")
+    return_documents: bool | None = Field(None, description="The texts, too; default: yes.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=0, le=MAX_COUNT, description="Documents are cut to this many; 0: not."
+    )

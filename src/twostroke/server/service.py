@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from twostroke.core.request_check import NO_TOKENS
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.service_level import ServiceLevels
 from twostroke.server.admission import KEY_SCOPE, Admission
@@ -87,6 +88,13 @@ class Service:
         if self.client.facts is None:
             raise self.client.unavailable()
         return self.client.facts
+
+    def writing_facts(self) -> Ready:
+        """The same, for whoever asks for text; raises where the model writes none."""
+        facts = self.facts()
+        if facts.vectors is not None:
+            raise bad_request(f"{NO_TOKENS} (/v1/embeddings, /v1/rerank)", "model", "not_a_text_model")
+        return facts
 
     def encoder(self) -> PromptEncoder:
         if self.prompts is None:

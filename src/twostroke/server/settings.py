@@ -153,12 +153,14 @@ class ServerSettings:
     tool_parser: str = text(
         "auto",
         ANSWERS,
-        "How the model writes tool calls: harmony, hermes, llama3, mistral, mistral-args; auto: as its template does.",
+        "How the model writes tool calls: gemma4, harmony, hermes, llama3, minimax, mistral, mistral-args; "
+        "auto: as its template does.",
     )
     reasoning_parser: str = text(
         "auto",
         ANSWERS,
-        "think: split <think>...</think> from answers; harmony: gpt-oss's channels; none; auto: as the model knows it.",
+        "think: split <think>...</think> from answers; channel: Gemma 4's thoughts; harmony: gpt-oss's channels; none; "
+        "auto: as the model knows it.",
     )
     page: str | None = choice(
         None,

@@ -3,12 +3,12 @@ for Prometheus, so that those of several replicas can be added up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from twostroke.cluster.demand import Signals, wanted
+from twostroke.cluster.demand import Signals, fitting_streams, wanted
 from twostroke.cost.floor import StepWork
 from twostroke.cost.step_cost import StepCost
 from twostroke.server.messages import Ready, Stats
@@ -17,6 +17,9 @@ from twostroke.server.metrics import Metrics, kv_occupancy
 
 def signals_of(metrics: Metrics, stats: Stats) -> Signals:
     facts, recent = metrics.facts, metrics.levels.recent
+    step_s = fitting = None
+    if facts is not None and (step_s := _step_of_streams(facts, stats, recent.mean_context())) is not None:
+        fitting = fitting_streams(stats.levels, facts.engine.max_running, step_s)
     return Signals(
         waiting=stats.waiting,
         running_prefill=stats.running_prefill,
@@ -27,18 +30,21 @@ def signals_of(metrics: Metrics, stats: Stats) -> Signals:
         kv_occupancy=kv_occupancy(stats),
         kv_full_s=stats.kv_full_s,
         stream_step_s=recent.stream_step_s(),
-        alone_step_s=None if facts is None else _alone_step_s(facts, stats, recent.mean_context()),
+        alone_step_s=None if step_s is None else step_s(1),
+        fitting_streams=fitting,
         levels=stats.levels,
         goodput=recent.goodput(),
         doubt=stats.step_cost_doubt,
     )
 
 
-def _alone_step_s(facts: Ready, stats: Stats, context: float | None) -> float | None:
-    """As the engine's own costs predict it, where they are good enough."""
+def _step_of_streams(facts: Ready, stats: Stats, context: float | None) -> Callable[[int], float] | None:
+    """What a step of so many streams like these should take, by the engine's own costs; None: those are not good enough
+    yet, or there was no stream."""
     if stats.step_cost is None or context is None:
         return None
-    return StepCost(facts.engine.shape, *stats.step_cost).seconds(StepWork(contexts=[max(1, round(context))]))
+    cost, length = StepCost(facts.engine.shape, *stats.step_cost), max(1, round(context))
+    return lambda number: cost.seconds(StepWork(contexts=[length] * number))
 
 
 class LoadCollector(Collector):

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import zip_longest
 
 from twostroke.core.request import Request
 from twostroke.core.sequence import Sequence, SequenceState
@@ -155,18 +156,24 @@ class StepWatch:
 
     def _take_map(self) -> None:
         began_s = self._clock()
-        runs = self._engine.scheduler.ledger.block_runs()
-        self._has_moved = False
-        if runs != self._map:
-            self._map = runs
-            counts = self._engine.scheduler.counts()
+        ledger, counts = self._engine.scheduler.ledger, self._engine.scheduler.counts()
+        seen = runs, slots, tiers = ledger.block_runs(), ledger.slot_runs(), _tiers_told(tier_report(counts))
+        self._has_moved = any(run.state == "moving" for group in slots for run in group)  # it arrives without a step
+        if seen != self._map:
+            self._map = seen
             looked_up = counts.prefix_lookup_tokens
             hit_rate = counts.prefix_hit_tokens / looked_up if looked_up else None
-            most = max(1, MAX_RUNS // len(runs))
-            groups = [w.GroupMap(coarser([(*run,) for run in group], most)) for group in runs]
-            self._events.append(w.KVMap(round(began_s, DIGITS), groups, hit_rate, _tiers_told(tier_report(counts))))
+            groups = _groups_told(runs, slots)
+            self._events.append(w.KVMap(round(began_s, DIGITS), groups, hit_rate, tiers))
         now_s = self._clock()
         self._map_due_s = now_s + max(MAP_EVERY_S, (now_s - began_s) / MAP_SHARE)
+
+
+def _groups_told(runs: Collection[Collection[w.Run]], slots: Collection[Collection[w.Run]]) -> list[w.GroupMap]:
+    """`slots`: of as many groups, or of none."""
+    most = max(1, MAX_RUNS // (len(runs) + len(slots)))
+    told = [[coarser([(*run,) for run in group], most) for group in groups] for groups in (runs, slots)]
+    return [w.GroupMap(blocks, host) for blocks, host in zip_longest(*told, fillvalue=[])]
 
 
 def coarser(runs: list[w.Run], most: int) -> list[w.Run]:
@@ -195,6 +202,6 @@ def _tiers_of(timing: SequenceTiming) -> dict[str, int]:
 
 
 def _tiers_told(report: TierReport | None) -> list[w.Tier]:
-    return (
-        [] if report is None else [w.Tier(name, report.bytes[name], most) for name, most in report.limit_bytes.items()]
-    )
+    if report is None:
+        return []
+    return [w.Tier(name, report.bytes[name], most, report.blocks[name]) for name, most in report.limit_bytes.items()]

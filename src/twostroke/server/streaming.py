@@ -166,8 +166,10 @@ class EventStream(Response):
         for prompt_index, event in news:
             if isinstance(event, TokenEvent):
                 piece = writer.output(prompt_index, event)
-            else:
+            elif isinstance(event, PrefillProgress):
                 piece = writer.progress(prompt_index, event)
+            else:
+                continue  # a vector, which nobody streams
             if piece:
                 pieces.append(piece)
 

@@ -77,18 +77,24 @@ class Stepped(_Event, frozen=True, tag="step"):
 
 
 Run = tuple[int, int, str, int]
-"""Of KV blocks: the first, how many, `free`, `cached`, `used` or `shared`, and r of the holder or -1."""
+"""Of KV blocks: the first, how many, `free`, `cached`, `used` or `shared`, and r of the holder or -1. Of slots in host
+memory: the same, with `free`, `kept`, `written` (disk has it, too) or `moving`, and -1."""
 
 
 class GroupMap(msgspec.Struct, frozen=True):
     runs: list[Run]
     """They cover every block. Where there are very many, neighbours are told as one, of what most of them are."""
+    host: list[Run] = []
+    """Likewise every slot of host memory; none where there are no tiers."""
 
 
 class Tier(msgspec.Struct, frozen=True):
     name: str
     used: int
     capacity: int
+    """In bytes, both."""
+    blocks: int
+    """That can be found there, of all groups."""
 
 
 class KVMap(_Event, frozen=True, tag="kv"):
@@ -128,6 +134,8 @@ class Level(msgspec.Struct, frozen=True):
     name: str
     ttft_s: float | None
     itl_s: float | None
+    is_derived: bool
+    """It is worked out for each request, from what the hardware does."""
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -185,6 +193,8 @@ class Ended(_Event, frozen=True, tag="ended"):
     drafts_computed: int
     drafts_held: int
     level: str
+    promised_ttft_s: float | None
+    promised_itl_s: float | None
     kept_ttft: bool | None
     kept_itl: bool | None
     verdict: str

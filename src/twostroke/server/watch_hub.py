@@ -5,6 +5,7 @@ slowly misses some, and one who does not read at all is cut off. Knows viewers a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ SMALL_STEP, POINTS_EVERY_S = 32, 0.01
 """Of steps with more streams and one phase, so often at most is it worked out where they lie on the roofline: it takes
 a microsecond or two a stream, on the loop that writes answers. One with both phases always has its points and its split
 in seconds, as a page draws it by them: its chunk makes it long, so there are not many of them."""
+STEP_WAIT_S = 1.0
+"""How long an end waits for the step that brought it, which comes a moment later. None brings one that was aborted."""
 ENDINGS_AT_ONCE = 16
 """An explanation takes a fraction of a millisecond, on the loop that writes answers."""
 MAX_VIEWERS = 64
@@ -85,15 +88,15 @@ class WatchHub:
         self._recorder: Recorder | None = None
         self._live: dict[tuple[str, int], _Live] = {}
         self._by_r: dict[int, _Live] = {}
-        self._endings: deque[tuple[int, TokenEvent]] = deque()
-        """Samples that have ended, and are yet to be explained."""
+        self._endings: deque[tuple[float, int, TokenEvent]] = deque()
+        """Samples that have ended, since when, and are yet to be explained."""
         self._batch: list[bytes] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._ending: asyncio.TimerHandle | None = None
         self._last_map: bytes | None = None
         """Where it is newer than the history's."""
         self._kept_map_s = -KEPT_MAPS_S
-        self._pointed_s = 0.0
+        self._pointed_s = self._seen_s = 0.0
         self._cost: tuple[m.Stats | None, StepCost | None] = None, None
         self._is_closed = False
         self._told_state = ""
@@ -211,24 +214,29 @@ class WatchHub:
                 live.told.append(self.publish(replace(event, id=self._engine.name_of(event.id))))
             elif (found := self._by_r.get(event.r)) is not None:
                 found.told.append(self.publish(event))
+        self._seen_s = _now_s()
         self._publish_endings()
 
     def ended(self, outputs: Iterable[TokenEvent]) -> None:
-        """The step that brought an end is told first, and comes a moment later."""
+        """They are told after the step that brought them."""
+        now_s = _now_s()
         for output in (one for one in outputs if one.finish_reason is not None):
             live = self._live.pop((output.request_id, output.sample_index), None)
             if live is None or self._engine.facts is None:
                 continue
             del self._by_r[live.r]
-            self._endings.append((live.r, output))
+            self._endings.append((now_s, live.r, output))
         if self._endings:
             self._flush_later()
 
     def _publish_endings(self) -> None:
-        """Some of them: each is explained, and hundreds may have ended at once."""
+        """Some of those whose steps are told: each is explained, and hundreds may have ended at once."""
         facts, stats = self._engine.facts, self._metrics.engine
+        until_s = math.inf if self._is_closed else max(self._seen_s, _now_s() - STEP_WAIT_S)
         for _ in range(min(ENDINGS_AT_ONCE, len(self._endings))):
-            r, output = self._endings.popleft()
+            if self._endings[0][0] > until_s:
+                return
+            _, r, output = self._endings.popleft()
             if facts is not None:
                 self.publish(wording.ended(r, output, facts, stats, self._fitted_cost()))
 
@@ -279,7 +287,7 @@ class WatchHub:
     def flush(self) -> None:
         """To all who keep up: the others take it from the history."""
         self._tell_state()
-        self._publish_endings()  # of those that no step brought, as they were aborted, and of what is left
+        self._publish_endings()
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
@@ -291,6 +299,10 @@ class WatchHub:
         self._batch.clear()
         for viewer in self.viewers.values():
             viewer.offer(together, self.history.end)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def framed(event: bytes) -> bytes:

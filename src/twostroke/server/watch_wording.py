@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from twostroke import __version__
 from twostroke.core.events import TokenEvent
 from twostroke.core.sequence import FinishReason
-from twostroke.core.service_level import DEFAULT_LEVEL
+from twostroke.core.service_level import DEFAULT_LEVEL, Promise
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.floor import StepWork, step_bytes_read, step_multiply_adds
 from twostroke.cost.roofline import ridge
@@ -47,7 +47,7 @@ def hello(facts: Ready, model: str, state: str, page: w.PageMode) -> w.Hello:
         ),
         shape=w.ShapeTold(facts.num_parameters, facts.weight_bytes, shape.kv_bytes_per_token),
         page=page,
-        levels=[w.Level(level.name, level.ttft_s, level.itl_s) for level in facts.levels],
+        levels=[w.Level(level.name, level.ttft_s, level.itl_s, level.is_derived) for level in facts.levels],
     )
 
 
@@ -93,7 +93,7 @@ def ended(r: int, output: TokenEvent, facts: Ready, stats: Stats | None, cost: S
     explanation = Explainer(lambda: facts.engine, lambda: cost, lambda: doubt).explain(timing)
     prefill_interference_s, decode_interference_s = _interference(timing, facts.engine, cost)
     floors = phase_floors(facts.engine.shape, facts.engine.ceilings, timing)
-    times_s = timing.token_times_s
+    times_s, promise = timing.token_times_s, timing.promise or Promise(DEFAULT_LEVEL)
     return w.Ended(
         r=r,
         at_s=timing.finished_s if timing.finished_s is not None else time.perf_counter(),
@@ -113,7 +113,9 @@ def ended(r: int, output: TokenEvent, facts: Ready, stats: Stats | None, cost: S
         cached_tokens=timing.cached_tokens,
         drafts_computed=timing.drafts_computed,
         drafts_held=timing.drafts_held,
-        level=DEFAULT_LEVEL if timing.promise is None else timing.promise.level,
+        level=promise.level,
+        promised_ttft_s=promise.ttft_s,
+        promised_itl_s=promise.itl_s,
         kept_ttft=timing.kept_ttft,
         kept_itl=timing.kept_itl,
         verdict=explanation.verdict.sentence,

@@ -9,9 +9,8 @@ from copy import copy
 from typing import Protocol
 
 from twostroke.core.grammar import ForeseeingMatcher, GrammarStuckError
-from twostroke.text.reasoning import CLOSING, OPENING
+from twostroke.text.reasoning import THINK, Markers
 
-OPENING_BYTES, CLOSING_BYTES = OPENING.encode(), CLOSING.encode()
 MAX_SPACE_TOKENS = 2
 """Between the closing marker and the grammar's first token: models are used to blank lines there."""
 MAX_SPACE_BYTES = 4
@@ -21,25 +20,29 @@ MAX_SPACE_BYTES = 4
 class ThoughtMasks:
     """What may come around a thought, in one vocabulary: a bit a token id."""
 
-    def __init__(self, tokens: Sequence[bytes], eos_ids: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[bytes], eos_ids: Sequence[int], markers: Markers = THINK) -> None:
         self.tokens = tokens
+        opening, closing = markers.opening.encode(), markers.closing.encode()
+        self.opening_bytes, self.closing_bytes = opening, closing
         ends = frozenset(eos_ids)
         free = [token_id for token_id in range(len(tokens)) if token_id not in ends]
-        near = [i for i in free if tokens[i] in OPENING_BYTES or b">" in tokens[i]]  # one pass over a large vocabulary
+        near = [i for i in free if tokens[i] in opening or b">" in tokens[i]]  # one pass over a large vocabulary
         anything = int.from_bytes(bits(free, len(tokens)), "little")
         self.thinking: list[bytes] = []
         """What may come inside a thought, by how many bytes of the closing marker have come."""
         self.opening: list[bytes] = []
         """Tokens that go on with the opening marker, by how many bytes of it have come."""
-        for matched in range(len(CLOSING_BYTES)):
+        for matched in range(len(closing)):
             # A token that ends the marker and goes on with text would begin an answer that nobody watched.
-            unwatched = bits([i for i in near if _goes_on(CLOSING_BYTES[:matched] + tokens[i])], len(tokens))
+            unwatched = bits([i for i in near if _goes_on(closing[:matched] + tokens[i], closing)], len(tokens))
             mask = anything & ~int.from_bytes(unwatched, "little")
             self.thinking.append(mask.to_bytes(len(unwatched), "little"))
         # Where the marker is a token of its own, no model writes it in letters.
-        least = len(OPENING_BYTES) if any(tokens[i] == OPENING_BYTES for i in near) else 1
-        for matched in range(len(OPENING_BYTES)):
-            able = [i for i in near if len(tokens[i]) >= least and _opens(tokens[i], OPENING_BYTES[matched:])]
+        first = opening.partition(b">")[0] + b">"
+        least = len(first) if any(tokens[i] == first for i in near) else 1
+        for matched in range(len(opening)):
+            able = [i for i in near if len(tokens[i]) >= least and _opens(tokens[i], opening[matched:], closing)]
+            least = 1 if matched + 1 >= len(first) else least
             self.opening.append(bits(able, len(tokens)))
         self.spaces = bits([i for i in free if is_space(tokens[i])], len(tokens))
 
@@ -114,8 +117,8 @@ class AfterThought:
         return len(token_ids)
 
     def _begin(self, token_id: int, token: bytes) -> None:
-        missing = OPENING_BYTES[self._matched :]
-        if not _opens(token, missing):
+        missing = self._masks.opening_bytes[self._matched :]
+        if not _opens(token, missing, self._masks.closing_bytes):
             self._state = "grammar"
             self._grammar.advance(token_id)
         elif len(token) < len(missing):
@@ -127,12 +130,13 @@ class AfterThought:
             self._think(token[len(missing) :])
 
     def _think(self, token: bytes) -> None:
-        text = CLOSING_BYTES[: self._matched] + token
-        if CLOSING_BYTES in text:
+        closing = self._masks.closing_bytes
+        text = closing[: self._matched] + token
+        if closing in text:
             self._state = "spaces"
             return
-        lengths = range(min(len(text), len(CLOSING_BYTES) - 1), 0, -1)
-        self._matched = next((length for length in lengths if text.endswith(CLOSING_BYTES[:length])), 0)
+        lengths = range(min(len(text), len(closing) - 1), 0, -1)
+        self._matched = next((length for length in lengths if text.endswith(closing[:length])), 0)
 
 
 def is_space(token: bytes) -> bool:
@@ -150,14 +154,14 @@ def is_set(mask: bytes, token_id: int) -> bool:
     return token_id < 8 * len(mask) and bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
-def _goes_on(text: bytes) -> bool:
-    _, marker, rest = text.partition(CLOSING_BYTES)
+def _goes_on(text: bytes, closing: bytes) -> bool:
+    _, marker, rest = text.partition(closing)
     return bool(marker and rest.strip(b" \n"))
 
 
-def _opens(token: bytes, missing: bytes) -> bool:
+def _opens(token: bytes, missing: bytes, closing: bytes) -> bool:
     """Whether a token writes the next of an opening marker, or all of it and more."""
-    return bool(token) and (missing.startswith(token) or (token.startswith(missing) and CLOSING_BYTES not in token))
+    return bool(token) and (missing.startswith(token) or (token.startswith(missing) and closing not in token))
 
 
 def _either(first: bytes, second: bytes) -> bytes:

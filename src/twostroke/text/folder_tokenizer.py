@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from twostroke.core.errors import ModelError
 from twostroke.core.units import size
 from twostroke.text.backend_errors import backend_errors_as
-from twostroke.text.token_bytes import SPACE_MARK, Spelling
-from twostroke.text.tokenizer import Tokenizer
+from twostroke.text.token_bytes import GOES_ON, SPACE_MARK, Spelling
+from twostroke.text.tokenizer import PairFrame, Tokenizer
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -30,6 +30,7 @@ def read_folder_tokenizer(folder: Path) -> Tokenizer:
         spelling, leading_spaces_dropped = _read_decoder(path, backend)
         plain = backend.encode("a", add_special_tokens=False).ids
         framed = backend.encode("a", add_special_tokens=True).ids
+        pair = backend.encode("a", "a", add_special_tokens=True).ids
         vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     start = next((i for i in range(len(framed) + 1) if framed[i : i + len(plain)] == plain), None)
     if not plain or start is None:
@@ -52,6 +53,20 @@ def read_folder_tokenizer(folder: Path) -> Tokenizer:
         suffix_ids=tuple(framed[start + len(plain) :]),
         leading_spaces_dropped=leading_spaces_dropped,
         chat_template=_chat_template(folder, tokenizer_config),
+        pair_frame=_pair_frame(pair, plain),
+    )
+
+
+def _pair_frame(pair: list[int], plain: list[int]) -> PairFrame | None:
+    """What stands around two texts of these tokens; None: they are changed, too."""
+    places = [place for place in range(len(pair) - len(plain) + 1) if pair[place : place + len(plain)] == plain]
+    if len(places) < 2 or places[1] < places[0] + len(plain):
+        return None
+    first, second = places[0], places[-1]
+    return (
+        tuple(pair[:first]),
+        tuple(pair[first + len(plain) : second]),
+        tuple(pair[second + len(plain) :]),
     )
 
 
@@ -63,6 +78,8 @@ def _read_decoder(path: Path, backend: Backend) -> tuple[Spelling, int]:
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return Spelling.BYTE_LEVEL, 0
+    if kinds == {"WordPiece"} and steps[0]["prefix"] == GOES_ON:
+        return Spelling.WORDPIECE, 1
     marks_spaces = any(
         step["type"] == "Replace" and step["pattern"] == {"String": SPACE_MARK} and step["content"] == " "
         for step in steps
@@ -71,7 +88,7 @@ def _read_decoder(path: Path, backend: Backend) -> tuple[Spelling, int]:
     if (marks_spaces or metaspaces) and kinds <= {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}:
         dropped = sum(step["start"] for step in steps if step["type"] == "Strip" and step["content"] == " ")
         return Spelling.SENTENCEPIECE, dropped + sum(step["prepend_scheme"] != "never" for step in metaspaces)
-    known = "ByteLevel; or Replace or Metaspace with ByteFallback, Fuse and Strip"
+    known = "ByteLevel; WordPiece; or Replace or Metaspace with ByteFallback, Fuse and Strip"
     raise ModelError(f"{path} has the decoder {' + '.join(sorted(kinds))}, which is not known here; known are: {known}")
 
 

@@ -1,4 +1,5 @@
-"""A Tokenizer from the metadata of a GGUF file: "gpt2" is byte-level BPE, "llama" is SentencePiece BPE with scores.
+"""A Tokenizer from the metadata of a GGUF file: "gpt2" is byte-level BPE, "llama" is SentencePiece BPE with scores,
+"gemma4" the same with merges.
 A model or a pre-tokenizer that is not known is refused, because guessing would give wrong tokens without a word."""
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from twostroke.text.tokenizer import Tokenizer
 
 END_OF_TURN_TEXTS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
+    | {"<turn|>", "<|tool_response>"}  # Gemma 4's: behind its calls it begins a response, which is another's to give
 )
 """GGUF has no list of the tokens that end an answer, as generation_config.json has; these do wherever they are."""
 _ADDED_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
@@ -26,8 +28,8 @@ _ADDED_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_D
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
-    if model not in ("gpt2", "llama"):
-        known = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+    if model not in ("gpt2", "llama", "gemma4"):
+        known = "gpt2 (byte-level BPE), llama and gemma4 (SentencePiece BPE)"
         raise ModelError(f"tokenizer.ggml.model is {model!r:.60}, which is not known here; the known ones are: {known}")
     fields = TokenizerFields(metadata)
     _require_distinct(fields.tokens)
@@ -66,6 +68,7 @@ def _sentencepiece(fields: TokenizerFields, types: list[int], metadata: Mapping[
     for key in ("tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.precompiled_charsmap"):
         if metadata.get(key):
             raise ModelError(f"{key} asks for a normalisation of the text that is not supported here")
+    is_gemma4 = metadata.get("tokenizer.ggml.model") == "gemma4"
     # A user-defined piece is matched in the text as it was written, so its spaces must be spaces.
     tokens = [
         token.replace(SPACE_MARK, " ") if kind == TokenType.USER_DEFINED else token
@@ -79,13 +82,13 @@ def _sentencepiece(fields: TokenizerFields, types: list[int], metadata: Mapping[
     backend = Backend(
         models.BPE(
             vocab={token: token_id for token_id, token in enumerate(tokens) if token},
-            merges=merges_from_scores(tokens, types, fields.scores()),
+            merges=fields.merges() if is_gemma4 else merges_from_scores(tokens, types, fields.scores()),
             unk_token=None if unknown_id is None else tokens[unknown_id],
             fuse_unk=True,
             byte_fallback=bool(has_bytes),
         )
     )
-    space_first = fields.flag("tokenizer.ggml.add_space_prefix", default=True)
+    space_first = fields.flag("tokenizer.ggml.add_space_prefix", default=not is_gemma4)
     spaces = [normalizers.Prepend(SPACE_MARK)] if space_first else []
     backend.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", SPACE_MARK)])
     # Phi-3 swallows the white space behind its turn marks; the file does not say so.
@@ -122,7 +125,7 @@ def _token_types(fields: TokenizerFields, metadata: Mapping[str, Any]) -> list[i
             if token_id is not None:
                 types[token_id] = TokenType.CONTROL
         for token_id, token in enumerate(fields.tokens):
-            if byte_token_value(token) is not None and metadata["tokenizer.ggml.model"] == "llama":
+            if byte_token_value(token) is not None and metadata["tokenizer.ggml.model"] != "gpt2":
                 types[token_id] = TokenType.BYTE
     for token_id in _end_of_turn_ids(fields):
         types[token_id] = TokenType.CONTROL

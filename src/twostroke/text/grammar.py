@@ -17,6 +17,7 @@ from twostroke.core.errors import BadRequestError, install_hint
 from twostroke.core.grammar import GrammarSpec, TokenMatcher
 from twostroke.text.after_thought import AfterThought, ThoughtMasks, bits
 from twostroke.text.grammar_matcher import GrammarMatcher, first_line
+from twostroke.text.reasoning import markers_in
 from twostroke.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ class GrammarCompiler:
             if spec.thought == "none":
                 return found
             if self._thoughts is None:
-                self._thoughts = ThoughtMasks(self._vocabulary.tokens, self._vocabulary.eos_ids)
+                tokens = self._vocabulary.tokens
+                self._thoughts = ThoughtMasks(tokens, self._vocabulary.eos_ids, markers_in(frozenset(tokens)))
             return AfterThought(found, self._thoughts, is_open=spec.thought == "open")
 
     def _find(self, spec: GrammarSpec) -> CompiledGrammar:

@@ -14,6 +14,12 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 
+# Qwen3.5 keeps marks with the letters they stand on.
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 # Tekken and GPT-4o cut a word where lower case turns to upper; GPT-4o keeps a contraction with its word.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _LOWER_ENDING = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
@@ -74,9 +80,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "dbrx": PreTokenizer((_LLAMA3,)),
     "smaug-bpe": PreTokenizer((_LLAMA3,)),
     "qwen2": PreTokenizer((_QWEN2,), normalise_nfc=True),
+    "qwen35": PreTokenizer((_QWEN35,), normalise_nfc=True),
     "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words_first=True, adds_bos=True),
     "gpt-4o": PreTokenizer((_GPT4O,)),
+    "minimax-m2": PreTokenizer((_GPT4O,)),
     "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+", _DEEPSEEK3)),
     "glm4": PreTokenizer((_LLAMA3,)),
     "llama4": PreTokenizer((_GPT4O,)),

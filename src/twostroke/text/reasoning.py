@@ -1,14 +1,39 @@
-"""Splits what a model thinks, between `<think>` and `</think>`, from what it answers, wherever the pieces are cut.
-Parsers by name, as for tools; the other format is `harmony.py`'s."""
+"""Splits what a model thinks, between markers as `<think>` and `</think>`, from what it answers, wherever the pieces
+are cut. Parsers by name, as for tools; the format that is no pair of markers is `harmony.py`'s."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from twostroke.core.errors import BadRequestError
 from twostroke.text import harmony
 from twostroke.text.tokenizer import Tokenizer
 
-OPENING, CLOSING = "<think>", "</think>"
-PARSERS = ("think", "harmony", "none")
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """What a thought stands between."""
+
+    opening: str
+    closing: str
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """That a vocabulary may have, and an answer must be read with."""
+        return frozenset({self.opening.partition(">")[0] + ">", self.closing})
+
+
+THINK = Markers("<think>", "</think>")
+CHANNEL = Markers("<|channel>thought", "<channel|>")
+"""Gemma 4's."""
+MARKERS = {"think": THINK, "channel": CHANNEL}
+PARSERS = (*MARKERS, "harmony", "none")
+
+
+def markers_in(tokens: Collection[bytes]) -> Markers:
+    """Those that a vocabulary has as tokens."""
+    return CHANNEL if all(marker.encode() in tokens for marker in CHANNEL.tokens) else THINK
 
 
 def choose(name: str, tokenizer: Tokenizer) -> str:
@@ -20,13 +45,17 @@ def choose(name: str, tokenizer: Tokenizer) -> str:
     template, special = tokenizer.chat_template or "", tokenizer.special_tokens.keys()
     if all(sign in template for sign in harmony.SIGNS) or special >= set(harmony.SIGNS):
         return "harmony"
-    knows = CLOSING in (tokenizer.chat_template or "") or len(tokenizer.encode(CLOSING, add_special_tokens=False)) == 1
+    if all(marker in template for marker in CHANNEL.tokens) or special >= CHANNEL.tokens:
+        return "channel"
+    closing = THINK.closing
+    knows = closing in template or len(tokenizer.encode(closing, add_special_tokens=False)) == 1
     return "think" if knows else "none"
 
 
 class ThinkSplitter:
-    def __init__(self, *, is_open: bool = False) -> None:
+    def __init__(self, markers: Markers = THINK, *, is_open: bool = False) -> None:
         """`is_open`: the prompt already ends with the opening marker, so the answer begins with a thought."""
+        self._opening, self._closing = markers.opening, markers.closing
         self._state = "thinking" if is_open else "start"
         self._held = ""
         self._spaces_due = True  # white space around a marker is no part of either text
@@ -41,10 +70,10 @@ class ThinkSplitter:
         self._held += text
         if self._state == "start":
             stripped = self._held.lstrip()
-            if OPENING.startswith(stripped[: len(OPENING)]) and len(stripped) < len(OPENING):
+            if self._opening.startswith(stripped) and stripped != self._opening:
                 return "", ""  # it may yet be the marker
-            if stripped.startswith(OPENING):
-                self._state, self._held = "thinking", stripped[len(OPENING) :]
+            if stripped.startswith(self._opening):
+                self._state, self._held = "thinking", stripped[len(self._opening) :]
             else:
                 self._state, self._spaces_due = "content", False
         if self._state == "thinking":
@@ -59,14 +88,14 @@ class ThinkSplitter:
         return (self._begin(held), "") if self._state == "thinking" else ("", held)
 
     def _think(self) -> str:
-        thought, marker, rest = self._held.partition(CLOSING)
+        thought, marker, rest = self._held.partition(self._closing)
         if marker:
             shown = self._begin(thought.rstrip())
             self._state, self._held, self._spaces_due = "content", rest, True
             return shown
         end = len(thought.rstrip())  # before the marker it would be dropped
-        for length in range(1, len(CLOSING)):
-            if thought.endswith(CLOSING[:length]):
+        for length in range(1, len(self._closing)):
+            if thought.endswith(self._closing[:length]):
                 end = min(end, len(thought[:-length].rstrip()))
         self._held = thought[end:]
         return self._begin(thought[:end])

@@ -8,6 +8,8 @@ from enum import Enum
 
 SPACE_MARK = "\u2581"
 """How SentencePiece spells a space."""
+GOES_ON = "##"
+"""How WordPiece begins a piece that no space stands before."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -15,6 +17,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Spelling(Enum):
     BYTE_LEVEL = "byte-level"
     SENTENCEPIECE = "SentencePiece"
+    WORDPIECE = "WordPiece"
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -41,5 +44,7 @@ def piece_bytes(piece: str, spelling: Spelling) -> bytes:
             return bytes([BYTE_OF_CHARACTER[character] for character in piece])
         except KeyError:  # not spelt in the alphabet: a token that was put in as plain text
             return piece.encode()
+    if spelling is Spelling.WORDPIECE:
+        return (piece.removeprefix(GOES_ON) if piece.startswith(GOES_ON) else f" {piece}").encode()
     value = byte_token_value(piece)
     return bytes([value]) if value is not None else piece.replace(SPACE_MARK, " ").encode()

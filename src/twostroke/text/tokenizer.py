@@ -13,6 +13,8 @@ from twostroke.text.fewest_tokens import FewestTokens
 from twostroke.text.guarded_tokens import GuardedTokens
 from twostroke.text.token_bytes import Spelling, piece_bytes
 
+PairFrame = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
 
 class Tokenizer:
     def __init__(
@@ -29,6 +31,7 @@ class Tokenizer:
         leading_spaces_dropped: int = 0,
         chat_template: str | None = None,
         infill_ids: tuple[int, int, int] | None = None,
+        pair_frame: PairFrame | None = None,
     ) -> None:
         self._backend = backend
         self._spelling = spelling
@@ -50,6 +53,8 @@ class Tokenizer:
         self.chat_template = chat_template
         self.infill_ids = infill_ids
         """Fill-in-the-middle tokens (prefix, suffix, middle), where the file says which they are."""
+        self.pair_frame: PairFrame = pair_frame or (prefix_ids, (), suffix_ids)
+        """What stands before, between and behind two texts that are read together."""
 
     @property
     def add_bos(self) -> bool:

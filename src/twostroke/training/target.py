@@ -88,7 +88,7 @@ class Target:
         normed = rms_norm(hidden, self.tensors[layer_name(index, "mlp_norm")], eps)
         gate, up, down = (self.tensors[layer_name(index, name)] for name in ("gate", "up", "down"))
         opened = linear(normed, gate)
-        opened = silu(opened) if layer.mlp.activation == "silu" else gelu(opened, approximate="tanh")
+        opened = silu(opened) if layer.present_mlp.activation == "silu" else gelu(opened, approximate="tanh")
         output = linear(opened * linear(normed, up), down)
         norm = self._weight(index, "post_mlp_norm")
         return output if norm is None else rms_norm(output, norm, eps)

@@ -55,7 +55,7 @@ def fields_of(check: Check) -> Check:
 
 _WORK = list_of(row(is_whole, is_whole, is_whole, is_whole))
 _POINT = or_none(row(is_number, is_number))
-_PARTS = fields_of(or_none(either(is_number, is_text)))
+_PARTS = fields_of(or_none(either(is_number, is_text, is_flag)))
 _RUNS = fields_of(list_of(row(is_whole, is_whole, is_text, is_whole)))
 
 
@@ -104,7 +104,7 @@ SHAPES: dict[str, dict[str, Check]] = {
     "ended": {
         **_checked(is_whole, "r prompt_tokens output_tokens cached_tokens drafts_computed drafts_held"),
         **_checked(is_number, "at_s prefill_interference_s interference_s prefill_floor_s decode_floor_s"),
-        **_checked(or_none(is_number), "queue_s prefill_s decode_s ttft_s tpot_s"),
+        **_checked(or_none(is_number), "queue_s prefill_s decode_s ttft_s tpot_s promised_ttft_s promised_itl_s"),
         **_checked(is_text, "reason level verdict cause"),
         **_checked(or_none(is_flag), "kept_ttft kept_itl"),
         "error": is_flag,

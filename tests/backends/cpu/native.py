@@ -15,8 +15,8 @@ from _pytest.mark import ParameterSet
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.code import code_for
 from twostroke.backends.cpu.compile import NativeCode
-from twostroke.backends.cpu.program import Tape
 from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.tile_kinds import TileKind
 

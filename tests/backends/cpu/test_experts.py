@@ -26,7 +26,7 @@ MANY = 200
 """More rows than products of few rows take, also of one expert."""
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, MANY)]
 PIECES = [[MANY], [5, 16, 1, 23, 8], [150, 11], [1]]
-VARIANTS = ["qwen3_moe", "qwen3_moe_unnormalised", "qwen3_moe_mixed", "mixtral", "gpt_oss"]
+VARIANTS = ["qwen3_moe", "qwen3_moe_unnormalised", "qwen3_moe_mixed", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe"]
 
 
 @pytest.fixture
@@ -82,6 +82,17 @@ def test_quantised_as_stored(kind: WeightKind, tmp_path: Path) -> None:
     # Activations are rounded to 8 bits, so a token that is about as near to two experts may go to the other one.
     difference = np.sqrt(((whole - expected) ** 2).mean(axis=-1))
     assert np.median(difference) < 0.06 * expected.std()
+    assert all(np.array_equal(other, whole) for other in others)
+
+
+@pytest.mark.parametrize("variant", ["qwen2_moe", "glm4_moe"])
+def test_beside_an_expert_that_all_meet_in_8_bits(variant: str, tmp_path: Path) -> None:
+    """Weights and activations, both: the reference has neither."""
+    checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
+    (expected,) = logits(REFERENCE, checkpoint, TOKENS[:60], [[60]])
+    whole, *others = logits(FACTORY, checkpoint, TOKENS[:60], [[60], [7, 30], [1]], weights="q8_0")
+    difference = np.sqrt(((whole - expected) ** 2).mean(axis=-1))
+    assert np.median(difference) < 0.1 * expected.std()
     assert all(np.array_equal(other, whole) for other in others)
 
 

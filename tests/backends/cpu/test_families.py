@@ -28,6 +28,9 @@ from twostroke.models.loading import load_checkpoint
 BLOCK_SIZE = 16
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, 53)]
 SETTINGS = BackendSettings(max_context=ORIGINAL_CONTEXT, max_tokens_per_step=64, threads=2)
+VARIANTS = [*dense_variants(), "ministral3", "lfm2"]
+USUAL = {"ministral3": 5e-4}
+"""Of this one's sharp scores, a key that rounds the other way changes more; the same is seen without its growth."""
 PIECES = [[53], [5, 16, 1, 23, 8], [20, 11], [1]]
 
 
@@ -78,7 +81,7 @@ def cpu_logits(
         backend.close()
 
 
-@pytest.mark.parametrize("variant", dense_variants())
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_every_family_in_every_way(variant: str, tmp_path: Path, half_precision_kv: None) -> None:
     folder, _ = make_tiny(variant, tmp_path)
     checkpoint = load_checkpoint(folder)
@@ -86,7 +89,7 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path, half_precision_
     expected = reference_logits(checkpoint)
     whole, *others = cpu_logits(checkpoint, PIECES, kv="f16")
     assert np.abs(whole - expected).max() < 5e-3 * expected.std()
-    assert np.sqrt(((whole - expected) ** 2).mean()) < 2e-4 * expected.std()
+    assert np.sqrt(((whole - expected) ** 2).mean()) < USUAL.get(variant, 2e-4) * expected.std()
     assert all(np.array_equal(other, whole) for other in others), "the pieces a prompt came in changed its logits"
     for kind, limit in (("bf16", 0.02), ("int8", 0.045)):  # of int8 the queries are brought to 8 bits, too
         rounded, *others = cpu_logits(checkpoint, PIECES, kv=kind)
@@ -95,7 +98,7 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path, half_precision_
 
 
 @pytest.mark.parametrize("kind", ["f16", "int8"])
-@pytest.mark.parametrize("variant", dense_variants())
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_row_whose_logits_are_wanted_alone_has_the_same_bits(variant: str, kind: str, tmp_path: Path) -> None:
     """The last layer leaves the other rows out: of a prompt of many rows, and of one of a few."""
     folder, _ = make_tiny(variant, tmp_path)

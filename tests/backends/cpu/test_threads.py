@@ -29,7 +29,7 @@ from twostroke.backends.cpu.arguments import (
     Wait,
 )
 from twostroke.backends.cpu.memory import address_of, float_zeros
-from twostroke.backends.cpu.program import Tape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.threads import PIN_VARIABLE, ThreadPool
 from twostroke.core.errors import BackendError
 

@@ -53,15 +53,32 @@ GGUF_VARIANTS = (
     "deepseek_v2_lite",
     "deepseek_v3",
     "gpt_oss",
+    "minimax_m2",
+    "gemma4",
+    "gemma4_large",
+    "gemma4_moe",
+    "lfm2",
+    "lfm2_moe",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "granite_hybrid",
+    "granite_hybrid_dense",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "seed_oss",
+    "ernie4_5",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
-# the scores', gpt-oss's limit.
+# the scores', gpt-oss's limit, groups of Granite's heads.
 GGUF_CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32},
     "deepseek_v2_lite": {"rope_parameters": {**SHARP_ROPE, "mscale": 1.0}},
     "deepseek_v3": {"rope_parameters": {**SHARP_ROPE, "mscale": 1.0}},
     "gpt_oss": {"swiglu_limit": 7.0},
+    "granite_hybrid": {"mamba_n_groups": 1},
 }
 
 

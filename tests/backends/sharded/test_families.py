@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 from tests.backends.driver import Driver, Logits, layout_for, logits_by_prefill
 from tests.backends.sharded.thread_ranks import thread_ranks
-from tests.models.tiny_checkpoints import VOCAB_SIZE, cpu_variants, make_tiny, variants
+from tests.models.tiny_checkpoints import NORMED_OVER_HEADS, VOCAB_SIZE, cpu_variants, make_tiny, sharded_variants
 
 from twostroke.backends.cpu import FACTORY as CPU
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.interface import BackendFactory, BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
+from twostroke.core.errors import ModelError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
+from twostroke.models.shard import Shard, shard_checkpoint
 
 TOLERANCE = 2e-5
 """Of the largest logit: sums of float32 in another order."""
@@ -32,7 +34,7 @@ MAX_CONTEXT = 64
 NUM_TOKENS, NUM_MORE = 29, 6
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS)]
 # Widths that four ranks can share in tiles of 32: heads, and columns of an MLP.
-FEW = ("llama_tied", "llama_bias", "gemma3", "qwen3_moe_mixed", "gpt_oss")
+FEW = ("llama_tied", "llama_bias", "gemma3", "qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "deepseek_v3")
 """Of what the CPU has, each kind of weight once: the others are slow, as their code is compiled."""
 FOR_FOUR: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 160, "num_attention_heads": 8, "num_key_value_heads": 8},
@@ -89,13 +91,24 @@ def assert_alike(
         assert shared_tokens == tokens, f"{size} ranks"
 
 
-@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("variant", sharded_variants())
 def test_every_family_on_the_reference(variant: str, folders: dict[str, Checkpoint]) -> None:
     assert_alike(REFERENCE, folders[variant], SIZES, TOLERANCE, ANY_FORMATS)
 
 
+@pytest.mark.parametrize("variant", NORMED_OVER_HEADS)
+def test_norms_over_all_heads_are_refused(variant: str, folders: dict[str, Checkpoint]) -> None:
+    with pytest.raises(ModelError, match="normed over all heads together cannot be shared"):
+        shard_checkpoint(folders[variant], Shard(0, 2))
+
+
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in cpu_variants()]
+    "variant",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+        for name in cpu_variants()
+        if name in sharded_variants()
+    ],
 )
 def test_two_ranks_on_the_cpu(variant: str, folders: dict[str, Checkpoint]) -> None:
     assert_alike(CPU, folders[variant], (2,), KV_TOLERANCES["f16"], FormatWish(kv="f16"))

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cpu.shape import activation_name
+from twostroke.backends.cpu.recurrent_shape import unsupported_recurrent
+from twostroke.backends.cpu.shape import activation_name, attended_width, attending, latent_shape, mlp_widths
 from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, uncomputed
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
@@ -16,7 +17,15 @@ from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import DenseMlp, expert_name, layer_name
+from twostroke.models.spec import (
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    ModelSpec,
+    Recurrent,
+    expert_name,
+    layer_name,
+)
 
 if TYPE_CHECKING:
     from twostroke.backends.cpu.backend import CpuBackend
@@ -62,9 +71,10 @@ class CpuFactory:
             return f"it brings float weights to {', '.join(offered)}, not to {weights}"
         if wish.arithmetic is not None:
             return f"its arithmetic follows the weights' kind: it has no {wish.arithmetic} to choose"
-        kinds = [kind.value for kind in KVKind]
+        is_latent = any(isinstance(layer.attention, LatentAttention) for layer in checkpoint.spec.layers)
+        kinds = [kind.value for kind in KVKind if not (is_latent and kind.has_scales)]
         if wish.kv is not None and wish.kv not in kinds:
-            return f"it keeps KV in {', '.join(kinds)}, not in {wish.kv}"
+            return f"it keeps {'latents' if is_latent else 'KV'} in {', '.join(kinds)}, not in {wish.kv}"
         is_quantised = any(kind.is_quantised for kind in tile_kinds(checkpoint, weights))
         return Formats(
             weights,
@@ -77,12 +87,22 @@ class CpuFactory:
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         from twostroke.backends.cpu.kv_kind import KVKind
 
-        kind, attentions = KVKind(formats.kv), [checkpoint.spec.layers[layer].grouped for layer in layers]
-        return sum(one.num_kv_heads * kind.token_bytes(one.head_dim) for one in attentions)
+        kind, total = KVKind(formats.kv), 0
+        for one in (checkpoint.spec.layers[layer].attention for layer in layers):
+            if isinstance(one, LatentAttention):
+                total += kind.element_bytes * latent_shape(one).kept_width
+            elif isinstance(one, GroupedAttention):
+                total += one.num_kv_heads * kind.token_bytes(one.head_dim)
+            elif isinstance(one, Recurrent):
+                total += 4 * one.state_values
+        return total
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
-        from twostroke.backends.cpu.weights import held_bytes
+        from twostroke.backends.cpu.kv_kind import KVKind
+        from twostroke.backends.cpu.weights import held_bytes, is_plain, plain_bytes
 
+        if is_plain(name):
+            return plain_bytes(checkpoint, name, KVKind(formats.kv))
         if not checkpoint.is_multiplied(name):
             return checkpoint.held_tensor_bytes(name)
         return held_bytes(checkpoint, name, formats.weights)
@@ -130,7 +150,22 @@ class CpuFactory:
         )
 
 
-_LEARNT = frozenset({Feature.ROUTING, Feature.SINKS, Feature.EXPERT_BIASES})
+_LEARNT = frozenset(
+    {
+        Feature.BOTH_WAYS,
+        Feature.ENCODER,
+        Feature.EXPERT_BIASES,
+        Feature.GROWTH,
+        Feature.LATENT,
+        Feature.NO_ROPE,
+        Feature.OUTPUT_GATE,
+        Feature.ROUTING,
+        Feature.SHARED_EXPERTS,
+        Feature.SINKS,
+        Feature.STATES,
+        Feature.VECTORS,
+    }
+)
 
 
 def unsupported_shape(checkpoint: Checkpoint) -> str | None:
@@ -138,25 +173,47 @@ def unsupported_shape(checkpoint: Checkpoint) -> str | None:
     if (reason := uncomputed(spec, learnt=_LEARNT)) is not None:
         return reason
     # Some layers may have experts, and others an MLP: each kind of the same sizes.
-    kinds = {type(layer.mlp): layer.mlp for layer in spec.layers}
-    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
-    if alike.common_layer is None or any(layer.mlp != kinds[type(layer.mlp)] for layer in spec.layers):
+    kinds = {type(layer.mlp): layer.present_mlp for layer in spec.layers}
+    if any(layer.mlp != kinds[type(layer.mlp)] for layer in spec.layers) or not _attend_alike(spec):
         return LAYERS_DIFFER
+    if (reason := unsupported_recurrent(spec)) is not None:
+        return reason
     if len({activation_name(mlp) for mlp in kinds.values()}) > 1:
         return LAYERS_DIFFER
-    attention = alike.common_layer.grouped
-    if attention.head_dim % 16:
+    attention = attending(spec)
+    sizes = {"hidden size": spec.hidden_size, **mlp_widths(spec), "attention width": attended_width(attention)}
+    if isinstance(attention, LatentAttention):
+        if (reason := _unlike_latents(attention)) is not None:
+            return reason
+        sizes |= {"rank of latents": attention.rank, "rank of queries": attention.query_rank or 0}
+    elif isinstance(attention, GroupedAttention) and attention.head_dim % 16:
         return f"its attention needs a head size that is a multiple of 16, and this model's is {attention.head_dim}"
-    sizes = {
-        "hidden size": spec.hidden_size,
-        "intermediate size": spec.dense_width,
-        "experts' intermediate size": 0 if spec.moe is None else spec.moe.expert_intermediate_size,
-        "attention width": attention.query_width,
-    }
     for name, size in sizes.items():
         if size % 32:
             return f"its tiles need sizes that are multiples of 32, and this model's {name} is {size}"
     return _unlike_experts(checkpoint)
+
+
+def _attend_alike(spec: ModelSpec) -> bool:
+    """Whether layers differ in their place and MLPs alone, but for those that keep a state; some must attend."""
+    layers = tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers)
+    first = next((layer for layer in layers if not isinstance(layer.attention, Recurrent)), None)
+    if first is None:
+        return False
+    attend = tuple(
+        replace(layer, attention=first.attention) if isinstance(layer.attention, Recurrent) else layer
+        for layer in layers
+    )
+    return replace(spec, layers=attend).common_layer is not None
+
+
+def _unlike_latents(attention: LatentAttention) -> str | None:
+    for what, size in (("keys", attention.key_dim), ("values", attention.value_dim)):
+        if size % 16:
+            return f"its attention needs {what} of a multiple of 16 numbers, and this model's have {size}"
+    if attention.plain_dim % 2 or attention.rotated_dim % 2:
+        return "its latent attention takes the numbers of a key two at a time, and here some are left over"
+    return None
 
 
 def _unlike_experts(checkpoint: Checkpoint) -> str | None:

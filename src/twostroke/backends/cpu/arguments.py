@@ -36,6 +36,12 @@ class StepField(_Field):
     ATTENDS_BY_ROWS = auto()  # 1: pieces of attention are dealt in runs, 0: in turn
     SPAN_RESULTS = auto()  # f32, what the spans of split queries leave for their merging
     SPAN_COUNTS = auto()  # i64, how many spans of a split query are done
+    NUM_DECODES = auto()  # the first tokens
+    HEAD_PARTS = auto()  # of latent attention: how many pieces the heads of a query are cut into
+    NUM_CHUNK_BLOCKS = auto()
+    CHUNK_BLOCKS = auto()  # i32 [num_chunk_blocks, QueryBlockField], of latent attention: those of chunks alone
+    NUM_RUNS = auto()
+    RUNS = auto()  # i32 [num_runs, RunField], for layers that keep a state
     KV_GROUPS = auto()  # three fields a KV group follow from here, see KVGroupField
 
 
@@ -50,6 +56,17 @@ class QueryBlockField(_Field):
     SPAN = auto()
     NUM_SPANS = auto()  # 0: not split
     FIRST_RESULT = auto()  # spans of split queries before this one's
+    LAST = auto()  # of the segment, where tokens see each other both ways: the last position
+
+
+class RunField(_Field):
+    """Tokens of one sequence that follow each other, and change its state one after the other."""
+
+    ROW = auto()  # the first
+    COUNT = auto()
+    SEGMENT = auto()  # its row of a group's tables: entry 0 is the slot
+    IS_FIRST = auto()  # 1: nothing of the sequence was computed before, the state begins as zeros
+    ASIDE = auto()  # states after the second and later rows go to places from here on; -1: to the slot, as the first
 
 
 class KVGroupField(_Field):
@@ -144,11 +161,117 @@ class GatedField(_OperandUser):
 class NormField(_OperandUser):
     INPUT = auto()  # f32 [rows, width]
     WIDTH = auto()
+    STRIDE = auto()  # floats from row to row of the input; 0: as many as it is wide
     WEIGHT = auto()  # f32 [width]
     EPSILON = auto()
     ROWS = auto()
     GATHER = auto()  # 1: the rows are those of StepField.LOGIT_ROWS
     ADD_TO = auto()  # norm_add: f32 [rows, width]
+    BIAS = auto()  # layer_norm: f32 [width]
+
+
+class ShareField(_Field):
+    """What an expert that every row meets found, joining the residual by its share."""
+
+    INPUT = auto()  # f32 [rows, width] what it found
+    WIDTH = auto()
+    NORMED = auto()  # f32 [rows, width] what its router reads
+    ROUTER = auto()  # f32 [width]
+    ROWS = auto()
+    TARGET = auto()  # f32 [rows, width]
+    ACCUMULATE = auto()  # 1: add to what the target holds
+
+
+class RouteField(_Field):
+    """Of a router's numbers, which experts each row is sent to, and by which shares (`models.spec.Routing`)."""
+
+    LOGITS = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    NUM_EXPERTS = auto()
+    PER_TOKEN = auto()
+    IS_SIGMOID = auto()  # 0: a softmax
+    CORRECTION = auto()  # f32 [experts], or 0
+    NUM_GROUPS = auto()
+    GROUPS_PER_TOKEN = auto()
+    RANKED_BY = auto()
+    NORMALISES = auto()
+    SHARE_SCALE = auto()
+    ROWS = auto()
+    CHOSEN = auto()  # i64 [rows, per_token]
+    SHARES = auto()  # f32 [rows, per_token]
+
+
+class PlanPlace(_Field):
+    """What is known of a layer's experts once rows are grouped, in i64: where products look for their rows."""
+
+    NUM_MET = auto()
+    NUM_ROWS = auto()  # of all of them, with what lies between
+    ONE = auto()
+    COUNTS = auto()  # of each met expert's rows, from here on
+
+
+class GroupField(_Field):
+    CHOSEN = auto()
+    PER_TOKEN = auto()
+    FIRST_HELD = auto()  # the first expert that is held here
+    NUM_HELD = auto()
+    ROWS = auto()
+    PLACES = auto()  # i64 [rows, per_token] where a row lies among those of all experts, or ELSEWHERE
+    PLAN = auto()  # i64, see PlanPlace
+    MET = auto()  # i64 [held] the met experts, from 0 on for the first held
+    STARTS = auto()  # i64 [held] where each met expert's rows begin
+    TALLY = auto()  # i64 [held] for the one who counts
+
+
+class SendField(_OperandUser):
+    """Rows laid out expert by expert."""
+
+    INPUT = auto()  # f32 [rows, width]
+    WIDTH = auto()
+    PER_TOKEN = auto()
+    PLACES = auto()
+    ROWS = auto()
+
+
+class RecordsField(_Field):
+    """Argument records of the met experts' products: those of the layer, moved to where an expert's rows lie."""
+
+    PLAN = auto()
+    MET = auto()
+    STARTS = auto()
+    NUM_FIELDS = auto()
+    ROWS_FIELD = auto()  # which of them says where the number of rows is
+    STRIDES = auto()  # i64 [fields] bytes from row to row
+    OF_LAYER = auto()  # i64 [held, fields]
+    FUNCTIONS = auto()  # i64 [held]
+    RECORDS = auto()  # i64 [held, fields] what is written
+    CALLS = auto()  # i64 [held, 2] a function and its record
+
+
+class CallsField(_Field):
+    """Other operations, one after the other, over rows that the plan counts."""
+
+    CALLS = auto()  # i64 [count, 2]
+    PLAN = auto()
+    COUNT = auto()  # the place in the plan of how many
+
+
+class SumField(_Field):
+    """What experts found, by each row's shares."""
+
+    INPUT = auto()  # f32 [rows of experts, stride]
+    STRIDE = auto()
+    WIDTH = auto()
+    PER_TOKEN = auto()
+    PLACES = auto()
+    SHARES = auto()
+    ROWS = auto()
+    TARGET = auto()  # f32 [rows, width]
+    ACCUMULATE = auto()  # 1: add to what the target holds
+
+
+ELSEWHERE = -1
+"""The place of a row that is sent to another rank's expert."""
 
 
 class ActivationField(_OperandUser):
@@ -185,6 +308,7 @@ class RopeField(_Field):
     COSINES = auto()  # f32 [max_context, half]
     SINES = auto()
     HALF = auto()  # rotated pairs
+    GROWTH = auto()  # f32 [max_context] what queries are multiplied by, or 0
     STORE = auto()
     GROUP = auto()  # the first StepField of the layer's KV group
 
@@ -203,6 +327,119 @@ class AttentionField(_Field):
     NUM_BLOCKS = auto()  # which StepField holds the number of query blocks
     BLOCKS = auto()  # and which one their address
     SINKS = auto()  # f32 [heads], of heads that have one: as scores are, in units of ln 2
+
+
+class LatentField(_Field):
+    """What a token leaves behind, and its queries, rotated: of latent attention."""
+
+    INPUT = auto()  # f32 [rows, stride]: a latent, and a key to be rotated
+    STRIDE = auto()
+    QUERIES = auto()  # f32 [rows, query_stride]: of each head what is not rotated, then what is
+    QUERY_STRIDE = auto()
+    NORM = auto()  # f32 [rank]
+    EPSILON = auto()
+    COSINES = auto()  # f32 [max_context, rotated_dim / 2]
+    SINES = auto()
+    NEIGHBOURS = auto()  # 1: pairs are (2 i, 2 i + 1), 0: (i, i + rotated_dim / 2)
+    GROWTH = auto()  # f32 [max_context], or 0
+    STORE = auto()
+    GROUP = auto()
+
+
+class LatentAttentionField(_Field):
+    """Of a decode over latents, and of a chunk over keys and values that are made of them."""
+
+    QUERIES = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    STORE = auto()
+    GROUP = auto()
+    SCALE = auto()
+    OUTPUT = auto()  # f32 [rows, output_stride]
+    OUTPUT_STRIDE = auto()
+    KEY_B = auto()  # [heads, plain_dim, rank] what keys are made by: bf16 or f32, as latents are multiplied
+    VALUE_B = auto()  # [heads, rank, value_dim] the same of values; of bf16 [heads, rank / 2, value_dim, 2]
+
+
+class StateField(_Field):
+    """Where a layer's states lie: the first fields of each operation that changes them."""
+
+    STATES = auto()  # f32 [slots, slot_floats]
+    SLOT_FLOATS = auto()
+    PART = auto()  # where in a slot the part begins that the operation changes, in floats
+    ASIDE = auto()  # f32 [places, slot_floats]
+    GROUP = auto()  # the first StepField of the layer's KV group
+
+
+_AFTER_STATE = len(StateField)
+
+
+class _StateUser(IntEnum):
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
+        return _AFTER_STATE + count
+
+
+class ConvolutionField(_StateUser):
+    """Each channel over its last few tokens; a state's part is [taps - 1, width], the oldest first."""
+
+    INPUT = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    WIDTH = auto()
+    IN_GATE = auto()  # of gated ones, f32 [rows, stride]: what inputs are multiplied by, and outputs
+    OUT_GATE = auto()
+    WEIGHT = auto()  # f32 [taps, width], the newest token's last
+    BIAS = auto()  # f32 [width]
+    OUTPUT = auto()  # f32 [rows, output_stride]
+    OUTPUT_STRIDE = auto()
+
+
+class DecayField(_Field):
+    """What makes the numbers of a recurrence from a token's projections, row by row."""
+
+    STEPS = auto()  # f32 [rows, stride]: one a head, before its bias
+    STRIDE = auto()
+    STRENGTHS = auto()  # f32 [rows, stride]: of the delta rule, one a head, before its sigmoid
+    NUM_HEADS = auto()
+    STEP_BIAS = auto()  # f32 [heads]
+    RATES = auto()  # f32 [heads]: how fast a state fades, above 0
+    SHORTEST = auto()
+    LONGEST = auto()
+    OUTPUT = auto()  # f32 [rows, 2, heads to a multiple of 16]: what states are multiplied by, what values are
+    KEYS = auto()  # of the delta rule, f32 [rows, keys_stride]: queries, then keys, brought to length 1 in place
+    KEYS_STRIDE = auto()
+    NUM_KEY_HEADS = auto()
+    KEY_DIM = auto()
+    QUERY_SCALE = auto()
+    ROWS = auto()
+
+
+class RecurrenceField(_StateUser):
+    """A matrix a head, [key_dim, value_dim] in blocks of 16 values: [value_dim / 16, key_dim, 16]."""
+
+    QUERIES = auto()  # f32 [rows, stride]
+    KEYS = auto()
+    VALUES = auto()
+    STRIDE = auto()
+    DECAYS = auto()  # f32 [rows, 2, heads to a multiple of 16]
+    NUM_HEADS = auto()
+    HEADS_A_KEY = auto()  # that share queries and keys, in order; 0: head i has those of i modulo NUM_KEY_HEADS
+    NUM_KEY_HEADS = auto()
+    KEY_DIM = auto()
+    VALUE_DIM = auto()
+    SKIP = auto()  # f32 [heads]: of values that are added to what is read
+    OUTPUT = auto()  # f32 [rows, num_heads * value_dim]
+
+
+class GatedNormField(_OperandUser):
+    INPUT = auto()  # f32 [rows, width]
+    WIDTH = auto()
+    PART = auto()  # of the width, what is normed together
+    GATE = auto()  # f32 [rows, gate_stride]
+    GATE_STRIDE = auto()
+    WEIGHT = auto()  # f32 [width]
+    EPSILON = auto()
+    ROWS = auto()
+    GATHER = auto()  # prepare_gated: 1: the rows are those of StepField.LOGIT_ROWS
 
 
 class Wait(_Field):

@@ -4,6 +4,8 @@ too few of these to keep every thread busy, one span of one query's keys."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,46 +15,79 @@ from twostroke.backends.cpu.shape import SPAN, KernelShape
 from twostroke.backends.host.batch import Batch
 
 Int32Array = npt.NDArray[np.int32]
-_PIECES_A_THREAD = 4
+PIECES_A_THREAD = 4
 """With fewer pieces than this for each thread, single queries are split: the last to end would keep all others
 waiting."""
-_TILES_A_THREAD = 3
+TILES_A_THREAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """[pieces, fields of QueryBlockField] each."""
+
+    blocks: Int32Array
+    logit_blocks: Int32Array
+    """Of the tokens whose logits are wanted alone."""
+    chunk_blocks: Int32Array
+    """Of latent attention, whose chunks go a way of their own."""
+    head_parts: int = 1
+    """Of latent attention: pieces that the heads of a query are cut into."""
+
+
+class SpanRoom:
+    """The memory that pieces of one query meet in."""
+
+    def __init__(self, head_groups: int, result_floats: int) -> None:
+        self._head_groups, self._result_floats = head_groups, result_floats
+        self.results = float_zeros(0)
+        self.counts = zeros((0,), np.int64)
+
+    def make(self, num_spans: int) -> None:
+        count = num_spans * self._head_groups
+        if count > len(self.counts):
+            self.results = float_zeros(2 * count * self._result_floats)
+            self.counts = zeros((2 * count,), np.int64)
 
 
 class AttentionWork:
     def __init__(self, shape: KernelShape, num_kv_heads: int, accumulators: int, threads: int) -> None:
+        self._reach = QueryBlockField.LAST if shape.both_ways else QueryBlockField.POSITION
+        """The field that says how far a query sees."""
         self._together = shape.queries_together(accumulators)
         self._tile = shape.queries_a_tile(accumulators)
         self._head_groups = num_kv_heads * shape.head_groups_per_kv_head
         self._threads = threads
-        self._result_floats = shape.span_result_floats
-        self.span_results = float_zeros(0)
-        self.span_counts = zeros((0,), np.int64)
+        self.room = SpanRoom(self._head_groups, shape.span_result_floats)
+
+    def pieces(self, batch: Batch) -> Pieces:
+        blocks = self.blocks(batch)
+        logit_blocks = blocks if len(batch.logit_rows) == batch.num_tokens else self.logit_blocks(batch)
+        return Pieces(blocks, logit_blocks, no_blocks())
 
     def blocks(self, batch: Batch) -> Int32Array:
         """[pieces, fields of QueryBlockField] of all tokens; makes room for the results of split queries."""
         count = batch.num_decodes
         tokens = batch.segment_first[:count]  # a decode is one token, and comes before all chunks
-        singles = single_queries(tokens, batch.positions[:count], tokens)
+        singles = single_queries(batch, tokens, tokens)
         return self._joined(singles, batch, range(count, batch.num_segments))
 
     def logit_blocks(self, batch: Batch) -> Int32Array:
         """The same, of the tokens whose logits are wanted: all of a chunk are tiles of it, fewer are single queries."""
         if batch.num_segments == 1 and len(batch.logit_rows) == 1 and batch.num_tokens > 1:  # a prompt's last chunk
-            only = single_queries(batch.logit_rows, batch.positions[batch.logit_rows], np.zeros(1, dtype=np.int32))
+            only = single_queries(batch, batch.logit_rows, np.zeros(1, dtype=np.int32))
             return self._joined(only, batch, [])
         segments = np.searchsorted(batch.segment_first, batch.logit_rows, side="right") - 1  # [num_logits]
         wanted = np.bincount(segments, minlength=batch.num_segments)  # [num_segments]
         is_whole = (wanted == batch.segment_count) & (np.arange(batch.num_segments) >= batch.num_decodes)
         is_single = ~is_whole[segments]
         tokens = batch.logit_rows[is_single]
-        singles = single_queries(tokens, batch.positions[tokens], segments[is_single])
+        singles = single_queries(batch, tokens, segments[is_single])
         return self._joined(singles, batch, np.flatnonzero(is_whole).tolist())
 
     def _joined(self, singles: Int32Array, batch: Batch, chunks: range | list[int]) -> Int32Array:
-        if self._threads > 1 and 0 < len(singles) * self._head_groups < _PIECES_A_THREAD * self._threads:
-            singles = split_queries(singles)
-            self._make_room(len(singles))
+        if self._threads > 1 and 0 < len(singles) * self._head_groups < PIECES_A_THREAD * self._threads:
+            singles = split_queries(singles, self._reach)
+            self.room.make(len(singles))
         if not chunks:
             return singles
         tile = self._tile_for(int(batch.segment_count[chunks].sum()))
@@ -61,14 +96,8 @@ class AttentionWork:
     def _tile_for(self, num_tokens: int) -> int:
         """As large a tile as still leaves every thread several pieces. A little more rather than less, which would
         leave a small piece over: those dealt in runs must cost nearly the same."""
-        fair = -(-num_tokens * self._head_groups // (_TILES_A_THREAD * self._threads))
+        fair = -(-num_tokens * self._head_groups // (TILES_A_THREAD * self._threads))
         return min(self._tile, padded(fair, self._together))
-
-    def _make_room(self, num_spans: int) -> None:
-        count = num_spans * self._head_groups
-        if count > len(self.span_counts):
-            self.span_results = float_zeros(2 * count * self._result_floats)
-            self.span_counts = zeros((2 * count,), np.int64)
 
 
 def attends_by_rows(batch: Batch) -> bool:
@@ -81,20 +110,26 @@ def _records(count: int) -> Int32Array:
     return np.zeros((count, len(QueryBlockField)), dtype=np.int32)
 
 
-def single_queries(tokens: Int32Array, positions: Int32Array, segments: npt.NDArray[np.integer]) -> Int32Array:
+def no_blocks() -> Int32Array:
+    return _records(0)
+
+
+def single_queries(batch: Batch, tokens: Int32Array, segments: npt.NDArray[np.integer]) -> Int32Array:
     records = _records(len(tokens))
     records[:, QueryBlockField.TOKEN] = tokens
     records[:, QueryBlockField.COUNT] = 1
-    records[:, QueryBlockField.POSITION] = positions
+    records[:, QueryBlockField.POSITION] = batch.positions[tokens]
     records[:, QueryBlockField.SEGMENT] = segments
+    records[:, QueryBlockField.LAST] = batch.segment_start[segments] + batch.segment_count[segments] - 1
     return records
 
 
-def split_queries(singles: Int32Array) -> Int32Array:
-    """A record for every span of SPAN positions that a query's context reaches into; a single one is not split."""
+def split_queries(singles: Int32Array, reach: QueryBlockField = QueryBlockField.POSITION) -> Int32Array:
+    """A record for every span of SPAN positions that a query's context reaches into, which `reach` says; a single one
+    is not split."""
     found: list[list[int]] = []
     for record in singles.tolist():  # few, or they would not be split: a loop is quicker than arrays
-        first, spans = len(found), record[QueryBlockField.POSITION] // SPAN + 1
+        first, spans = len(found), record[reach] // SPAN + 1
         record[QueryBlockField.FIRST_RESULT] = first
         record[QueryBlockField.NUM_SPANS] = spans if spans > 1 else 0
         for span in range(spans):
@@ -114,5 +149,6 @@ def prefill_blocks(batch: Batch, chunks: range | list[int], tile: int) -> Int32A
         records[:, QueryBlockField.COUNT] = np.minimum(tile, count - offsets)
         records[:, QueryBlockField.POSITION] = batch.segment_start[segment] + offsets
         records[:, QueryBlockField.SEGMENT] = segment
+        records[:, QueryBlockField.LAST] = batch.segment_start[segment] + count - 1
         found.append(records)
     return np.concatenate(found)

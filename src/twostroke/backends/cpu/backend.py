@@ -7,11 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import TimeField
+from twostroke.backends.cpu.encoder import CpuEncoder
 from twostroke.backends.cpu.head import HeadNetwork, native_head
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.model import CpuModel, ModelSettings, Workers
-from twostroke.backends.cpu.program import Tape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.thread_count import OthersOnCores, ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.host.batch import Batch
@@ -43,12 +44,15 @@ class CpuBackend(HostBackend):
         """`join`: where this is one rank of several, what they meet by."""
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
-        super().__init__(layout, max_context, checkpoint.spec.vocab_size)
+        super().__init__(layout, max_context, checkpoint.spec.vocab_size, checkpoint.pooling)
         others = OthersOnCores()  # it counts while the rest is made: the first step knows who else is here
         self.isa = isa
         settings = ModelSettings(isa, max_context, max_tokens_per_step, threads)
         taps = all_taps(companions)
-        self.model = CpuModel(checkpoint, layout.of_model(0), formats, settings, self._launcher, taps, join)
+        model_type = CpuModel if checkpoint.spec.places is None else CpuEncoder
+        self.model = model_type(checkpoint, layout.of_model(0), formats, settings, self._launcher, taps, join)
+        if self.model.kv.states.groups:
+            self.use_states(self.model.kv.states)
         self.notes = self.model.weights.notes
         """What a user should know of how weights are held, a sentence each."""
         models = [self.model]
@@ -79,6 +83,9 @@ class CpuBackend(HostBackend):
 
     def score(self, batch: Batch) -> Scores:
         return self.model.score(batch)
+
+    def states(self, batch: Batch) -> npt.NDArray[np.float32]:
+        return self.model.states(batch)
 
     def why_not_finite(self) -> str:
         return self.model.why_not_finite()

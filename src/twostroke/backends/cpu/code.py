@@ -27,7 +27,14 @@ def code_for(shape: KernelShape, isa: InstructionSet) -> NativeCode:
         return str(_generators().threads_text(isa))
 
     parts = {f"attention-{shape.attention_key}": attention, f"rows-{shape.activation}": rows, "threads": threads}
+    if (activation := shape.plain_activation) is not None:
+        parts[f"encoder-{activation}"] = lambda: str(_generators().encoder_text(activation, isa))
     parts |= {f"products-{kind.name}": partial(products, kind) for kind in shape.tile_kinds}
+    if shape.num_experts:
+        parts["routing"] = lambda: str(_generators().routing_text(isa))
+    if shape.recurrent is not None:
+        own = shape.recurrent
+        parts[f"recurrent-{own.key}"] = lambda: str(_generators().recurrent_text(own, isa))
     return load_or_compile(parts, isa)
 
 

@@ -1,13 +1,13 @@
-"""A mixture of experts on the tape's threads: rows are sent to their experts on the host, laid out expert by expert,
-and every met expert's products run side by side in one small tape. Experts that no row meets are not read.
-
-A layer's tape ends with the rows' norm; the host routes; this tape runs; the host adds up what experts found."""
+"""A mixture of experts on the tape: rows choose their experts, are laid out expert by expert, and every met expert's
+products run side by side in one stage. Experts that no row meets are not read. What the products of a step are told
+is written while it runs: argument records of a layer's experts, moved to where an expert's rows lie."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,26 +16,33 @@ from twostroke.backends.cpu.arguments import (
     MOST_LACKING_ROWS,
     PANEL_OUTPUTS,
     ActivationField,
+    CallsField,
     GatedField,
+    GroupField,
     MatmulField,
-    NormField,
     OperandField,
+    PlanPlace,
+    RecordsField,
+    RouteField,
+    SendField,
     StepField,
-    TapeField,
+    SumField,
     Wait,
+    float_bits,
     quantised_stride,
 )
 from twostroke.backends.cpu.compile import NativeCode
-from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded
+from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded, zeros
 from twostroke.backends.cpu.operand import GROUP_VALUES, Operand
 from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.shape import activation_name
-from twostroke.backends.host.arithmetic import linear
-from twostroke.backends.host.routing import route
+from twostroke.backends.cpu.tape import Tape
 from twostroke.models.spec import MoeSpec
 
+if TYPE_CHECKING:
+    from twostroke.backends.cpu.weights import Projection
+
 Record = npt.NDArray[np.int64]
-ELSEWHERE = -1
 _PIECES = 4
 """Of a thread's part of a stage, in which all met experts' products follow one another."""
 
@@ -52,10 +59,9 @@ class Expert:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerExperts:
-    router: Floats  # [experts, hidden]
+    router: Projection  # hidden to experts, with its bias
     experts: tuple[Expert, ...]
     """Those that are held here (`MoeSpec.held_experts`)."""
-    router_bias: Floats | None = None
     router_correction: Floats | None = None
 
 
@@ -71,32 +77,31 @@ class _LayerRecords:
 
 
 class ExpertRunner:
-    """Of one program: its buffers, and the tape that is written anew for each layer of each step."""
+    """Of one program: its buffers, and the entries that each layer with experts adds to its tape."""
 
     def __init__(
         self, moe: MoeSpec, layers: Sequence[LayerExperts], hidden: int, max_rows: int, code: NativeCode
     ) -> None:
         """`max_rows`: of a step. An expert's rows lie apart from the next one's by as many as products may write
         beyond theirs."""
-        self._moe, self._layers, self._code = moe, layers, code
-        met = min(moe.num_experts, max_rows * moe.experts_per_token)
-        rows = max_rows * moe.experts_per_token + met * MOST_LACKING_ROWS
+        self._moe, self._hidden, self._code = moe, hidden, code
+        held, choices = len(moe.held_experts), max_rows * moe.experts_per_token
+        rows = choices + min(moe.num_experts, choices) * MOST_LACKING_ROWS
         size = moe.expert_intermediate_size
-        self._gathered = float_zeros(rows, hidden)
+        self.router_logits = float_zeros(max_rows + MOST_LACKING_ROWS, padded(moe.num_experts, PANEL_OUTPUTS))
         self._inputs, self._gated = Operand(rows, hidden), Operand(rows, size)
         self._outputs = float_zeros(rows + MOST_LACKING_ROWS, padded(hidden, PANEL_OUTPUTS))
-        forms = self._forms([expert.gate_up for layer in layers for expert in layer.experts])
-        self._prepare = _record(
-            {
-                NormField.INPUT: address_of(self._gathered),
-                NormField.WIDTH: hidden,
-                NormField.ROWS: StepField.NUM_TOKENS,
-                **self._inputs.fields(**forms),
-            }
-        )
+        self._forms_in = self._forms([expert.gate_up for layer in layers for expert in layer.experts])
         self._width = 2 * padded(size, PANEL_OUTPUTS)
         self._projected = float_zeros(rows + MOST_LACKING_ROWS if moe.has_bias else 0, self._width)
+        self._chosen, self._places = zeros((choices,), np.int64), zeros((choices,), np.int64)
+        self._shares = float_zeros(choices)
+        self._plan = zeros((len(PlanPlace) + held,), np.int64)
+        self._plan[PlanPlace.ONE] = 1
+        self._met, self._starts, self._tally = (zeros((held,), np.int64) for _ in range(3))
         self._records = [self._layer_records(layer) for layer in layers]
+        self._now = [zeros((held, _RECORD_FIELDS), np.int64) for _ in range(2)]
+        self._calls = [zeros((held, 2), np.int64) for _ in range(2)]
         self._gated_strides = _row_strides(hidden, 0)
         if moe.has_bias:
             self._gated_strides[MatmulField.OUTPUT] = 4 * self._width
@@ -104,77 +109,111 @@ class ExpertRunner:
             self._gated_strides += _row_strides(size, int(GatedField.TARGET_FLOATS))
         self._down_strides = _row_strides(size, 0)
         self._down_strides[MatmulField.OUTPUT] = 4 * self._outputs.shape[1]
-        self._gated_now = np.zeros_like(self._records[0].gated)
-        self._down_now = np.zeros_like(self._records[0].down)
-        self._tape = np.zeros((2 + 2 * moe.num_experts, len(TapeField)), dtype=np.int64)
-        self._tapes: dict[int, Record] = {}  # its beginnings, by their length: threads that come late may read them
-        self._tape[0] = (code.address("prepare"), address_of(self._prepare), Wait.ALWAYS, 1, 1)
         self._join = self._join_record(size, [expert.down for layer in layers for expert in layer.experts])
+        self._join_call = zeros((2,), np.int64)
+        if moe.has_bias:
+            self._join_call[:] = code.address(f"gated_{activation_name(moe)}"), address_of(self._join)
 
-    def choose(self, layer: int, normed: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
-        """Each row's experts and shares  # both [rows, experts_per_token]"""
-        own = self._layers[layer]
-        return route(self._moe, linear(normed, own.router, own.router_bias), own.router_correction)
+    def add(
+        self,
+        tape: Tape,
+        layer: int,
+        experts: LayerExperts,
+        count: StepField,
+        normed: Floats,
+        target: Floats,
+        adds: bool,
+    ) -> None:
+        """From a router's numbers to what experts found. `layer`: among those that have experts; `count`: which field
+        of the step's record has the number of rows; `adds`: to what the target holds."""
+        per_token, records = self._moe.experts_per_token, self._records[layer]
+        self._add_choice(tape, experts, count)
+        plan: dict[IntEnum, int] = {
+            RecordsField.PLAN: address_of(self._plan),
+            RecordsField.MET: address_of(self._met),
+            RecordsField.STARTS: address_of(self._starts),
+            RecordsField.NUM_FIELDS: _RECORD_FIELDS,
+        }
+        rows_field = int(MatmulField.ROWS if self._moe.has_bias else GatedField.ROWS)
+        parts = (
+            (rows_field, self._gated_strides, records.gated, records.gated_functions),
+            (int(MatmulField.ROWS), self._down_strides, records.down, records.down_functions),
+        )
+        for (field, strides, of_layer, functions), now, calls in zip(parts, self._now, self._calls, strict=True):
+            own: dict[IntEnum, int] = {
+                RecordsField.ROWS_FIELD: field,
+                RecordsField.STRIDES: address_of(strides),
+                RecordsField.OF_LAYER: address_of(of_layer),
+                RecordsField.FUNCTIONS: address_of(functions),
+                RecordsField.RECORDS: address_of(now),
+                RecordsField.CALLS: address_of(calls),
+            }
+            tape.add("place_records", plan | own, wait=Wait.NEVER)
+        sent: dict[IntEnum, int] = {
+            SendField.INPUT: address_of(normed),
+            SendField.WIDTH: self._hidden,
+            SendField.PER_TOKEN: per_token,
+            SendField.PLACES: address_of(self._places),
+            SendField.ROWS: count,
+        }
+        tape.add("send_rows", sent | self._inputs.fields(**self._forms_in))
+        self._add_calls(tape, self._calls[0], PlanPlace.NUM_MET)
+        if self._moe.has_bias:
+            self._add_calls(tape, self._join_call, PlanPlace.ONE, pieces=1)
+        self._add_calls(tape, self._calls[1], PlanPlace.NUM_MET)
+        total: dict[IntEnum, int] = {
+            SumField.INPUT: address_of(self._outputs),
+            SumField.STRIDE: self._outputs.shape[1],
+            SumField.WIDTH: self._hidden,
+            SumField.PER_TOKEN: per_token,
+            SumField.PLACES: address_of(self._places),
+            SumField.SHARES: address_of(self._shares),
+            SumField.ROWS: count,
+            SumField.TARGET: address_of(target),
+            SumField.ACCUMULATE: int(adds),
+        }
+        tape.add("sum_experts", total)
 
-    def lay_out(self, layer: int, normed: Floats, chosen: npt.NDArray[np.intp]) -> tuple[Record | None, Record, Record]:
-        """The tape (None: no row meets an expert that is held here) and the step's record of what is to be run; and
-        where each row's part of the outputs will be  # [rows, experts_per_token], ELSEWHERE for another rank's expert
-        """
-        held = self._moe.held_experts
-        numbers = chosen.reshape(-1) - held.start
-        here = np.flatnonzero((numbers >= 0) & (numbers < len(held)))
-        experts, sent_to, counts = np.unique(numbers[here], return_inverse=True, return_counts=True)
-        number = len(experts)
-        starts = np.concatenate([[0], np.cumsum(counts + MOST_LACKING_ROWS)]).astype(np.int64)
-        order = np.argsort(sent_to, kind="stable")
-        rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        places = np.full(len(numbers), ELSEWHERE, dtype=np.int64)
-        places[here[order]] = np.repeat(starts[:-1], counts) + rank
-        if number == 0:
-            return None, starts, places.reshape(chosen.shape)
-        self._gathered[places[here]] = normed[here // chosen.shape[1]]
-        self._write_tape(layer, experts, starts[:-1])
-        step = np.zeros(int(StepField.KV_GROUPS) + number, dtype=np.int64)
-        step[StepField.NUM_TOKENS] = starts[-1]
-        step[StepField.KV_GROUPS :] = counts
-        length = 1 + 2 * number + int(self._moe.has_bias)
-        tape = self._tapes.setdefault(length, self._tape[:length])
-        return tape, step, places.reshape(chosen.shape)
+    def _add_choice(self, tape: Tape, experts: LayerExperts, count: StepField) -> None:
+        moe, routing, held = self._moe, self._moe.routing, self._moe.held_experts
+        choice: dict[IntEnum, int] = {
+            RouteField.LOGITS: address_of(self.router_logits),
+            RouteField.STRIDE: self.router_logits.shape[1],
+            RouteField.NUM_EXPERTS: moe.num_experts,
+            RouteField.PER_TOKEN: moe.experts_per_token,
+            RouteField.IS_SIGMOID: int(routing.scoring == "sigmoid"),
+            RouteField.CORRECTION: address_of(experts.router_correction),
+            RouteField.NUM_GROUPS: routing.num_groups,
+            RouteField.GROUPS_PER_TOKEN: routing.groups_per_token,
+            RouteField.RANKED_BY: routing.ranked_by,
+            RouteField.NORMALISES: int(moe.normalise_weights),
+            RouteField.SHARE_SCALE: float_bits(routing.share_scale),
+            RouteField.ROWS: count,
+            RouteField.CHOSEN: address_of(self._chosen),
+            RouteField.SHARES: address_of(self._shares),
+        }
+        tape.add("choose_experts", choice)
+        groups: dict[IntEnum, int] = {
+            GroupField.CHOSEN: address_of(self._chosen),
+            GroupField.PER_TOKEN: moe.experts_per_token,
+            GroupField.FIRST_HELD: held.start,
+            GroupField.NUM_HELD: len(held),
+            GroupField.ROWS: count,
+            GroupField.PLACES: address_of(self._places),
+            GroupField.PLAN: address_of(self._plan),
+            GroupField.MET: address_of(self._met),
+            GroupField.STARTS: address_of(self._starts),
+            GroupField.TALLY: address_of(self._tally),
+        }
+        tape.add("group_rows", groups)
 
-    def add_up(self, places: Record, shares: Floats, hidden: Floats) -> None:
-        """Onto the rows' residual."""
-        width = hidden.shape[1]
-        for choice in range(places.shape[1]):  # one after the other: no order of rows changes a sum
-            own = places[:, choice]
-            if self._moe.held is None:
-                hidden += shares[:, choice, None] * self._outputs[own, :width]
-            else:
-                rows = np.flatnonzero(own != ELSEWHERE)
-                hidden[rows] += shares[rows, choice, None] * self._outputs[own[rows], :width]
-
-    def _write_tape(self, layer: int, experts: npt.NDArray[np.intp], starts: Record) -> None:
-        own, number = self._records[layer], len(experts)
-        counts = int(StepField.KV_GROUPS) + np.arange(number)
-        gated, down = self._gated_now[:number], self._down_now[:number]
-        np.add(own.gated[experts], starts[:, None] * self._gated_strides, out=gated)
-        np.add(own.down[experts], starts[:, None] * self._down_strides, out=down)
-        # What no operand has must stay nowhere, wherever its rows would begin.
-        gated[own.gated[experts] == 0], down[own.down[experts] == 0] = 0, 0
-        gated[:, MatmulField.ROWS if self._moe.has_bias else GatedField.ROWS] = counts
-        down[:, MatmulField.ROWS] = counts
-        first = 1
-        for functions, records in ((own.gated_functions, gated), (own.down_functions, down)):
-            if records is down and self._moe.has_bias:
-                name = f"gated_{activation_name(self._moe)}"
-                self._tape[first] = (self._code.address(name), address_of(self._join), Wait.ALWAYS, 1, 1)
-                first += 1
-            part = self._tape[first : first + number]
-            part[:, TapeField.FUNCTION] = functions[experts]
-            part[:, TapeField.ARGUMENTS] = address_of(records) + np.arange(number) * records.strides[0]
-            part[:, TapeField.WAIT] = Wait.NEVER
-            part[:, TapeField.PIECES] = part[:, TapeField.PIECES_OF_MANY] = _PIECES
-            part[-1, TapeField.WAIT] = Wait.ALWAYS
-            first += number
+    def _add_calls(self, tape: Tape, calls: Record, count: PlanPlace, pieces: int = _PIECES) -> None:
+        fields: dict[IntEnum, int] = {
+            CallsField.CALLS: address_of(calls),
+            CallsField.PLAN: address_of(self._plan),
+            CallsField.COUNT: count,
+        }
+        tape.add("run_calls", fields, pieces=pieces, pieces_of_many=pieces)
 
     def _layer_records(self, layer: LayerExperts) -> _LayerRecords:
         gated, down = [], []
@@ -203,7 +242,7 @@ class ExpertRunner:
             ActivationField.STRIDE: self._width,
             ActivationField.UP_OFFSET: self._width // 2,
             ActivationField.WIDTH: size,
-            ActivationField.ROWS: StepField.NUM_TOKENS,
+            ActivationField.ROWS: PlanPlace.NUM_ROWS,
         }
         return _record(fields | self._gated.fields(**self._forms(readers)))
 
@@ -238,10 +277,7 @@ def _gated_product(matrix: PackedMatrix) -> dict[IntEnum, int]:
     }
 
 
-_RECORD_FIELDS = (
-    max(len(OperandField), int(max(GatedField)), int(max(MatmulField)), int(max(NormField)), int(max(ActivationField)))
-    + 16
-)
+_RECORD_FIELDS = max(len(OperandField), int(max(GatedField)), int(max(MatmulField)), int(max(ActivationField))) + 16
 
 
 def _record(fields: Mapping[IntEnum, int]) -> Record:

@@ -5,20 +5,21 @@ Attention reads from slot 0 on. Nothing belongs there, so zeros are stored: a ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Literal
 
 import numpy as np
 
-from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, StepField
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, StepField, Wait
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import float_zeros
 from twostroke.backends.cpu.model import CpuModel, ModelSettings
 from twostroke.backends.cpu.operand import GROUP_VALUES, Operand
-from twostroke.backends.cpu.program import Program, Rows, Tape
-from twostroke.backends.cpu.rotation import RotationTable
+from twostroke.backends.cpu.program import Program, Rows
+from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.weights import LayerWeights, Weights
 from twostroke.backends.host.arithmetic import Array, rms_norm
 from twostroke.backends.host.batch import Batch
@@ -28,7 +29,6 @@ from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head, Eagle3Spec
-from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import ModelSpec, layer_name
 from twostroke.models.weights.quantisation import dequantise
 from twostroke.models.weights.tensor import WeightTensor
@@ -52,7 +52,7 @@ class HeadProgram(Program):
         spec: ModelSpec,
         weights: Weights,
         kv: KVStore,
-        rotations: Mapping[RopeSpec, RotationTable],
+        positions: Positions,
         code: NativeCode,
         *,
         max_tokens: int,
@@ -70,7 +70,7 @@ class HeadProgram(Program):
             spec,
             weights,
             kv,
-            rotations,
+            positions,
             code,
             max_tokens=max_tokens,
             max_logits=max_logits,
@@ -90,9 +90,9 @@ class HeadProgram(Program):
         self.join_entries = self.tape.entries()
         self._join_tape, self.tape = self.tape, self._step_tape
 
-    def _add_attention_in(self, layer: LayerWeights) -> None:
+    def _add_attention_in(self, layer: LayerWeights, wait: Wait | None = None) -> None:
         self._add_row_operation("prepare", self._norm_fields(self.inputs, None), self._wide, layer.attention_in)
-        self._add_projection(layer.attention_in, self._wide, self._projected)
+        self._add_projection(layer.attention_in, self._wide, self._projected, wait=wait)
 
 
 class CpuHead(CpuModel):

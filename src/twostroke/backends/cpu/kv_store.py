@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from twostroke.backends.cpu.memory import SMALL_BYTES, Arena, Bytes
 from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.state_store import GroupStates, StateStore
 from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_blocks import BlockFormat
 from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.models.spec import Recurrent
 
 Int32Array = npt.NDArray[np.int32]
 TOUCHED_BYTES = 8 << 20
@@ -29,12 +31,18 @@ class LayerPlace:
 
 
 class KVStore:
-    def __init__(self, layout: KVLayout, num_kv_heads: int, shape: KernelShape) -> None:
+    def __init__(self, layout: KVLayout, num_kv_heads: int, shape: KernelShape, mixer: Recurrent | None = None) -> None:
+        """`mixer`: of layers that keep a state."""
         self._layout = layout
-        self._element = f"{shape.kv_kind.value} of head size {shape.head_dim}, packed for cpu"
+        self._element = f"{shape.kv_kind.value} of {_content(shape)}, packed for cpu"
+        self._part = "kv head" if shape.latent is None else "latent"
         self.places: dict[int, LayerPlace] = {}
-        self._groups: list[Bytes] = []  # [layers, num_blocks, kv_heads, block_bytes] each
+        self._groups: list[Bytes] = []  # [layers, num_blocks, kv_heads, block_bytes] each; empty: of states
+        self.states = StateStore(_states(layout, mixer))
         for index, group in enumerate(layout.groups):
+            if group.is_state:
+                self._groups.append(np.zeros(0, dtype=np.uint8))
+                continue
             size = (len(group.layers), group.num_blocks, num_kv_heads, shape.block_bytes)
             memory = _layers_memory(size)
             self._groups.append(memory)
@@ -42,27 +50,41 @@ class KVStore:
                 self.places[layer] = LayerPlace(index, memory[position])
 
     def block_formats(self) -> tuple[BlockFormat, ...]:
-        """K and V of a head lie together, in an order of `kernels/kv_code.py`."""
+        """K and V of a head lie together, in an order of `kernels/kv_code.py`; latents as K does."""
         formats = []
-        for group, memory in zip(self._layout.groups, self._groups, strict=True):
+        for number, (group, memory) in enumerate(zip(self._layout.groups, self._groups, strict=True)):
+            if group.is_state:
+                formats.append(self.states.groups[number].block_format())
+                continue
             num_layers, _, num_heads, block_bytes = memory.shape
-            axes = (("layer", num_layers), ("kv head", num_heads), ("byte", block_bytes))
+            axes = (("layer", num_layers), (self._part, num_heads), ("byte", block_bytes))
             formats.append(BlockFormat(group.layers, group.window, self._element, 1, axes))
         return tuple(formats)
 
     def copy_out(self, group: int, block: int, into: Bytes) -> None:
         """A block's bytes, as its format says."""
+        if group in self.states.groups:
+            self.states.groups[group].copy_out(block, into)
+            return
         blocks = self._groups[group][:, block]  # [layers, kv_heads, block_bytes]
         into.reshape(blocks.shape)[...] = blocks
 
     def copy_in(self, group: int, block: int, data: Bytes) -> None:
+        if group in self.states.groups:
+            self.states.groups[group].copy_in(block, data)
+            return
         blocks = self._groups[group][:, block]
         blocks[...] = data.reshape(blocks.shape)
+
+    def states_of(self, layer: int) -> tuple[int, GroupStates]:
+        """Of a layer that keeps a state: its group's number, and its states."""
+        return next((number, one) for number, one in self.states.groups.items() if layer in one.group.layers)
 
     def touch(self) -> None:
         """Have the system give the memory of the first blocks now: a step would wait for it, page by page."""
         share = min(TOUCHED_BYTES // len(self.places), SMALL_BYTES)
-        for layers in self._groups:  # all layers at once: numpy keeps Python's lock for short assignments
+        held = [layers for layers in self._groups if layers.size]
+        for layers in held:  # all layers at once: numpy keeps Python's lock for short assignments
             layers.reshape(len(layers), -1)[:, : share : mmap.PAGESIZE] = 0
 
     def slots(self, batch: Batch) -> list[Int32Array]:
@@ -78,6 +100,9 @@ class KVStore:
         found = []
         used = int(last.max()) + 1
         for group, table in zip(self._layout.groups, batch.tables, strict=True):
+            if group.is_state:
+                found.append(np.zeros(0, dtype=np.int32))  # `StateStore.runs` looks at its slots
+                continue
             if used > table.shape[1]:
                 raise IndexError("a step holds a position beyond the context this backend was created for")
             self._check_granted(batch, group, table[:, :used], last)
@@ -96,6 +121,17 @@ class KVStore:
             is_read &= entries >= oldest[:, None]
         if not (granted | ~is_read).all():
             raise IndexError("a step reads or writes a position whose KV block was never granted")
+
+
+def _states(layout: KVLayout, mixer: Recurrent | None) -> dict[int, GroupStates]:
+    found = {number: group for number, group in enumerate(layout.groups) if group.is_state}
+    assert mixer is not None or not found
+    return {number: GroupStates(group, mixer) for number, group in found.items() if mixer is not None}
+
+
+def _content(shape: KernelShape) -> str:
+    own = shape.latent
+    return f"head size {shape.head_dim}" if own is None else f"latents of {own.rank} and {own.rotated_dim}"
 
 
 def _layers_memory(size: tuple[int, int, int, int]) -> Bytes:

@@ -18,13 +18,25 @@ from twostroke.backends.cpu.code import code_for
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.latent_program import LatentProgram
+from twostroke.backends.cpu.latent_work import LatentWork
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.program import Program
-from twostroke.backends.cpu.rotation import RotationTable
-from twostroke.backends.cpu.shape import KernelShape, activation_name
+from twostroke.backends.cpu.recurrent_program import RecurrentProgram
+from twostroke.backends.cpu.recurrent_shape import recurrent_mixer, recurrent_shape, recurrent_width
+from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.shape import (
+    KernelShape,
+    activation_name,
+    attended_width,
+    attending,
+    latent_shape,
+    mlp_widths,
+)
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.host.arithmetic import rms_norm
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import NOT_FINITE as LOGITS_NOT_FINITE
 from twostroke.backends.host.scores import Scores
@@ -33,24 +45,47 @@ from twostroke.core.errors import BackendError
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LayerSpec, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec
 from twostroke.models.weights.quantisation import dequantise
 
-_KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS, StepField.LOGIT_BLOCKS)
+_COUNT_FIELDS = (StepField.NUM_QUERY_BLOCKS, StepField.NUM_LOGIT_BLOCKS, StepField.NUM_CHUNK_BLOCKS)
+_LIST_FIELDS = (StepField.QUERY_BLOCKS, StepField.LOGIT_BLOCKS, StepField.CHUNK_BLOCKS)
+_KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, *_LIST_FIELDS)
 
 
 def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
-    layer = checkpoint.spec.layers[0]  # for all of them: a checkpoint whose layers differ was declined
+    spec = checkpoint.spec
+    attention = attending(spec)
+    activation = activation_name((spec.layers[0] if spec.moe is None else _with_experts(spec)).present_mlp)
+    tiles, kv_kind = tile_kinds(checkpoint, formats.weights), KVKind(formats.kv)
+    num_experts = 0 if spec.moe is None else spec.moe.num_experts
+    if isinstance(attention, LatentAttention):
+        own = latent_shape(attention)
+        return KernelShape.of_latents(
+            own, block_size, activation, tile_kinds=tiles, kv_kind=kv_kind, num_experts=num_experts
+        )
     return KernelShape(
-        head_dim=layer.grouped.head_dim,
-        queries_per_kv_head=layer.grouped.queries_per_kv_head,
+        head_dim=attention.head_dim,
+        queries_per_kv_head=attention.queries_per_kv_head,
         block_size=block_size,
-        activation=activation_name((layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).mlp),
-        soft_capped=layer.grouped.softcap is not None,
-        tile_kinds=tile_kinds(checkpoint, formats.weights),
-        kv_kind=KVKind(formats.kv),
-        has_sinks=layer.grouped.has_sinks,
+        activation=activation,
+        soft_capped=attention.softcap is not None,
+        tile_kinds=tiles,
+        kv_kind=kv_kind,
+        has_sinks=attention.has_sinks,
+        recurrent=recurrent_shape(spec),
+        num_experts=num_experts,
+        both_ways=not attention.is_causal,
+        plain_activation=plain_activation(spec),
     )
+
+
+def plain_activation(spec: ModelSpec) -> str | None:
+    """Of an encoder; None: it is none."""
+    mlp = spec.layers[0].dense
+    if spec.places is None or mlp is None:
+        return None
+    return "gelu" if mlp.is_exact else mlp.activation
 
 
 def _with_experts(spec: ModelSpec) -> LayerSpec:
@@ -83,7 +118,7 @@ class Workers:
 
 
 class CpuModel:
-    program_type = Program
+    program_type: type[Program] = Program
 
     def __init__(
         self,
@@ -100,18 +135,26 @@ class CpuModel:
         self._settings, self._taps, self._join, isa = settings, taps, join, settings.isa
         self.spec, self._file_name = checkpoint.spec, _shown_name(checkpoint.path)
         self._shape = kernel_shape(checkpoint, layout.block_size, formats)
-        attention = self.spec.layers[0].grouped
-        self.kv = KVStore(layout, attention.num_kv_heads, self._shape)
+        attention, mixer = attending(self.spec), recurrent_mixer(self.spec)
+        kv_heads = attention.num_kv_heads if isinstance(attention, GroupedAttention) else 1
+        self.kv = KVStore(layout, kv_heads, self._shape, mixer)
         touched = launcher.submit(self.kv.touch)  # beside the rest, which takes longer and mostly one core
         self.code = code_for(self._shape, isa)
-        self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights)
-        ropes = {layer.grouped.rope for layer in self.spec.layers}
-        self._rotations = {rope: RotationTable(rope, settings.max_context) for rope in ropes}
-        self._attention = AttentionWork(self._shape, attention.num_kv_heads, isa.accumulators, settings.threads)
+        self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights, self._shape.kv_kind)
+        self._positions = Positions(self.spec, settings.max_context)
+        self._attention: AttentionWork | LatentWork
+        if self._shape.latent is None:
+            self._attention = AttentionWork(self._shape, kv_heads, isa.accumulators, settings.threads)
+        else:
+            self._attention = LatentWork(self._shape, isa.accumulators, settings.threads)
+            self.program_type = LatentProgram
+        if mixer is not None:
+            self.program_type = RecurrentProgram
         self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(settings.max_tokens_per_step, 1)
-        expert_width = 0 if self.spec.moe is None else self.spec.moe.expert_intermediate_size
-        depth = max(self._widest_hidden, self.spec.dense_width, expert_width, attention.query_width)
+        depth = max(self._widest_hidden, *mlp_widths(self.spec).values(), attended_width(attention))
+        depth = max(depth, attention.query_rank or 0 if isinstance(attention, LatentAttention) else 0)
+        depth = max(depth, 0 if mixer is None else recurrent_width(mixer))
         self.scratch_bytes = self._shape.scratch_bytes(isa.accumulators, depth)
         """What each thread that runs it needs."""
         self.workers: Workers | None = None
@@ -127,7 +170,7 @@ class CpuModel:
             self.spec,
             self.weights,
             self.kv,
-            self._rotations,
+            self._positions,
             self.code,
             max_tokens=max_tokens,
             max_logits=max_logits,
@@ -141,6 +184,9 @@ class CpuModel:
         num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
         if num_tokens == 1:
             return self._single_row
+        if self.kv.states.make_room(batch):
+            self._single_row = self._make_program(1, 1, own_copies=True)
+            self._program = self._make_program(self._program.max_tokens, self._program.max_logits)
         now = self._program
         if num_tokens > now.max_tokens or num_logits > now.max_logits:
             # Logits are wide: room for twice as many as were ever asked for, never for more than tokens.
@@ -160,6 +206,11 @@ class CpuModel:
             program.last_hidden[:num_logits],
         )
 
+    def states(self, batch: Batch) -> Floats:
+        """After the last norm, of the rows that are wanted  # [len(batch.logit_rows), hidden]"""
+        last, norm = self.run(batch).last_hidden[: len(batch.logit_rows)], self.weights.final_norm
+        return rms_norm(last, norm[: self.spec.hidden_size], self.spec.norm_eps) if len(norm) else last
+
     def why_not_finite(self) -> str:
         """Weights that were kept are suspected first: packing them anew takes a moment, and heals them. Files are named
         without their folders: a server's clients read this too."""
@@ -175,7 +226,7 @@ class CpuModel:
     def run(self, batch: Batch, times: npt.NDArray[np.int64] | None = None) -> Program:
         """The program that computed the batch; what it found lies in its buffers until the next step."""
         program = self.program_for(batch)
-        program.hidden[: batch.num_tokens] = self._embed(batch.token_ids)
+        program.hidden[: batch.num_tokens] = self._inputs(batch)
         self._run_entries(batch, program.entries, times, program)
         return program
 
@@ -189,8 +240,7 @@ class CpuModel:
         """Some of a program's tapes, over rows that it was given. Of a `program` with breaks, tape by tape."""
         assert self.workers is not None
         num_tokens, workers = batch.num_tokens, self.workers
-        for rotation in self._rotations.values():
-            rotation.reach(int(batch.positions.max()))
+        self._positions.reach(int(batch.positions.max()))
         slots = self.kv.slots(batch)
         step, kept = self._step_record(batch, slots)
         is_short = num_tokens < FEW_ROWS
@@ -199,44 +249,31 @@ class CpuModel:
         if program is None or not program.breaks:
             workers.pool.run(entries, step, times, threads=threads)
         elif times is not None:
-            raise BackendError("a step with experts, or of a rank, runs as many tapes, which are not timed yet")
+            raise BackendError("a step of a rank runs as many tapes, which are not timed yet")
         else:
             self._run_segments(batch, program, step, threads)
         workers.count.took(time.perf_counter() - started_s, is_short)
         del kept  # the record pointed into it until here
 
     def _run_segments(self, batch: Batch, program: Program, step: npt.NDArray[np.int64], threads: int | None) -> None:
-        """A tape up to each break, and what the host does there. Ranks meet with equal numbers of rows: they have the
-        same batch."""
-        assert self.workers is not None
-        pool, layer = self.workers.pool, -1
+        """A tape up to each break, where ranks meet. They do so with equal numbers of rows: they have the same
+        batch."""
+        assert self.workers is not None and self._join is not None
+        pool = self.workers.pool
         for segment, stop in zip(program.segments[:-1], program.breaks, strict=True):
             pool.run(segment, step, threads=threads)
-            layer += stop.experts
             count = batch.num_tokens if stop.rows.count is StepField.NUM_TOKENS else len(batch.logit_rows)
             if count == 0:
                 continue
-            hidden, found = stop.rows.hidden[:count], program.block_output[:count]
-            if stop.experts:
-                if stop.joins:
-                    found[:] = 0
-                self._run_experts(program, layer, found if stop.joins else hidden, threads)
-            if stop.joins:
-                assert self._join is not None
-                self._join(found)
-                if stop.adds:
-                    hidden += found
+            found = program.block_output[:count]
+            self._join(found)
+            if stop.adds:
+                stop.rows.hidden[:count] += found
         pool.run(program.segments[-1], step, threads=threads)
 
-    def _run_experts(self, program: Program, layer: int, target: Floats, threads: int | None) -> None:
-        """One more tape, of the experts of a layer that rows are sent to; what they find is added to `target`."""
-        assert self.workers is not None and program.experts is not None
-        experts, normed = program.experts, program.routed.floats[: len(target)]
-        chosen, shares = experts.choose(layer, normed)
-        tape, own_step, places = experts.lay_out(layer, normed, chosen)
-        if tape is not None:
-            self.workers.pool.run(tape, own_step, threads=threads)
-        experts.add_up(places, shares, target)
+    def _inputs(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Of the first layer  # [num_tokens, hidden]"""
+        return self._embed(batch.token_ids)
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """[num_tokens, hidden]"""
@@ -253,17 +290,22 @@ class CpuModel:
     ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int32]]]:
         """The record that the tape reads, and the arrays it points into."""
         num_logits, work = len(batch.logit_rows), self._attention
-        blocks = work.blocks(batch)
-        logit_blocks = blocks if num_logits == batch.num_tokens else work.logit_blocks(batch)
-        kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, blocks, logit_blocks)]
+        pieces = work.pieces(batch)
+        lists = (pieces.blocks, pieces.logit_blocks, pieces.chunk_blocks)
+        kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, *lists)]
         record = [0] * int(StepField.KV_GROUPS)
         record[StepField.NUM_TOKENS], record[StepField.NUM_LOGITS] = batch.num_tokens, num_logits
-        record[StepField.NUM_QUERY_BLOCKS], record[StepField.NUM_LOGIT_BLOCKS] = len(blocks), len(logit_blocks)
+        record[StepField.NUM_DECODES], record[StepField.HEAD_PARTS] = batch.num_decodes, pieces.head_parts
+        for field, array in zip(_COUNT_FIELDS, lists, strict=True):
+            record[field] = len(array)
         for field, array in zip(_KEPT_FIELDS, kept, strict=True):
             record[field] = address_of(array)
+        if self.kv.states.groups:
+            kept.append(self.kv.states.runs(batch))
+            record[StepField.NUM_RUNS], record[StepField.RUNS] = len(kept[-1]), address_of(kept[-1])
         record[StepField.ATTENDS_BY_ROWS] = int(attends_by_rows(batch))
-        record[StepField.SPAN_RESULTS] = address_of(work.span_results)
-        record[StepField.SPAN_COUNTS] = address_of(work.span_counts)
+        record[StepField.SPAN_RESULTS] = address_of(work.room.results)
+        record[StepField.SPAN_COUNTS] = address_of(work.room.counts)
         assert len(KVGroupField) == 3
         for group_slots, table in zip(slots, batch.tables, strict=True):
             rows = np.ascontiguousarray(table)

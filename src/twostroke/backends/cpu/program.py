@@ -4,13 +4,11 @@ Once the last layer's keys and values are stored, only the rows whose logits are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import (
     MOST_LACKING_ROWS,
@@ -18,75 +16,35 @@ from twostroke.backends.cpu.arguments import (
     ActivationField,
     AttentionField,
     GatedField,
+    GatedNormField,
     HighestField,
     KVGroupField,
     MatmulField,
     NormField,
     OperandField,
     RopeField,
+    ShareField,
     StepField,
     TapeField,
     Wait,
     float_bits,
 )
 from twostroke.backends.cpu.compile import NativeCode
-from twostroke.backends.cpu.experts import ExpertRunner
+from twostroke.backends.cpu.experts import ExpertRunner, LayerExperts
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
-from twostroke.backends.cpu.rotation import RotationTable
-from twostroke.backends.cpu.shape import activation_name
-from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
-from twostroke.models.rope_spec import RopeSpec
+from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.shape import activation_name, attended_width, attending
+from twostroke.backends.cpu.tape import Record, Tape
+from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert, Weights
 from twostroke.models.spec import ModelSpec
 
-Record = npt.NDArray[np.int64]
 NO_WINDOW = 1 << 30
 _PIECE_BYTES = 96 << 10
 """Weights of a piece of a product, at least: some microseconds of reading, beside which dealing it out is nothing."""
-_ATTENTION_PIECES = 4
-
-
-class Tape:
-    """Entries in the order they run."""
-
-    def __init__(self, code: NativeCode) -> None:
-        self._code = code
-        self._entries: list[tuple[int, ...]] = []
-        self.names: list[str] = []
-        self.matrices: list[PackedMatrix | None] = []
-        """What each entry multiplies by, if anything: for who wants to know what a step's time went to."""
-        self._records: list[Record] = []
-
-    def add(
-        self,
-        function: str,
-        fields: Mapping[IntEnum, int],
-        *,
-        wait: Wait = Wait.ALWAYS,
-        matrix: PackedMatrix | None = None,
-        pieces: int = 1,
-        pieces_of_many: int = 1,
-    ) -> None:
-        """One operation; fields that are not given are 0. A stage is cut into pieces as its last entry says; with no
-        pieces, every thread does this operation for itself before others of its stage."""
-        assert pieces <= MOST_PIECES and (pieces or wait is Wait.NEVER)
-        record = np.zeros(max(fields) + 16, dtype=np.int64)
-        for field, value in fields.items():
-            record[field] = value
-        self.names.append(function)
-        self.matrices.append(matrix)
-        self._records.append(record)  # keeps it where the tape points
-        self._entries.append((self._code.address(function), address_of(record), int(wait), pieces, pieces_of_many))
-
-    def entries(self) -> Record:
-        """[operations, fields of an entry]. The caller keeps the tape alive. At its end all threads are waited for,
-        where rows stay with them too: whoever runs it reads what they wrote, and takes the step's record away."""
-        assert len(TapeField) == 5
-        found = np.array(self._entries, dtype=np.int64)
-        found[-1, TapeField.WAIT] = Wait.ALWAYS
-        return found
+ATTENTION_PIECES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +59,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where the tape stops for the host: to send rows to experts, to meet other ranks, or both."""
+    """Where the tape stops for ranks to meet."""
 
     place: int  # the entry that it is before
-    rows: Rows  # what the host works on
-    experts: bool = False
-    joins: bool = False
+    rows: Rows
     adds: bool = True
     """Whether the host adds what ranks found to the residual; else an entry behind it does, through a norm."""
 
@@ -119,7 +75,7 @@ class Program:
         spec: ModelSpec,
         weights: Weights,
         kv: KVStore,
-        rotations: Mapping[RopeSpec, RotationTable],
+        positions: Positions,
         code: NativeCode,
         *,
         max_tokens: int,
@@ -133,34 +89,40 @@ class Program:
         more work in all, and less waiting. It pays for a single row. `taps`: after these layers, every row's residual
         is copied to a buffer of its own; if the last is among them, all rows go on to its end. `joins`: these are one
         rank's weights, and the tape stops where ranks meet."""
-        self._spec, self._kv, self._rotations = spec, kv, rotations
+        self._spec, self._kv, self._positions = spec, kv, positions
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
-        self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].mlp)
-        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.layers[0].grouped.query_width
-        widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
+        self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].present_mlp)
+        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(attending(spec))
         self.hidden = float_zeros(rows, spec.hidden_size)
-        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width)
+        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width if weights.head else 0)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
-        self._projected = float_zeros(rows, widest)
+        self._projected = float_zeros(rows, max(layer.attention_in.width for layer in weights.layers))
+        # Another: were its rows of another width there, those of one thread would lie over another's.
+        self._inner = float_zeros(rows, max(_widest_inner(layer) for layer in weights.layers))
         self._joins = joins
         self.block_output = float_zeros(rows if spec.layers[0].sandwich_norms or joins else 0, spec.hidden_size)
-        """What attention or an MLP found, where it is not added to the residual at once."""
+        """What blocks found, where it is not added to the residual at once."""
         self._attended = float_zeros(rows, self._query_width)
         copies = threads if own_copies else 1
         self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
         self._mixed = Operand(max_tokens, self._query_width, copies=copies, threads=threads)
         self._gated = Operand(max_tokens, spec.dense_width, threads=threads)
-        self.experts = self._expert_runner(weights, code)
-        """None: the model has dense MLPs."""
-        self.routed = Operand(max_tokens if self.experts else 0, spec.hidden_size)
+        self._experts, self._expert_layers = self._expert_runner(weights, code), 0
+        self._routed = Operand(max_tokens if self._experts else 0, spec.hidden_size)
         """The rows that go to experts, normed; of one layer."""
+        shared = None if spec.moe is None else spec.moe.shared
+        self._shared_gated = Operand(max_tokens, 0 if shared is None else shared.intermediate_size, threads=threads)
+        has_share = spec.moe is not None and spec.moe.shared_gate
+        self._shared_output = float_zeros(rows if has_share else 0, spec.hidden_size)
+        """What an expert found that every row meets, before its share of it is taken."""
         self.breaks: list[Break] = []
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
         narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
         self.taps = tuple(float_zeros(rows, spec.hidden_size) for _ in taps)  # [max_tokens, hidden] each
-        self._narrows_late = self._narrows and spec.num_layers - 1 in taps
+        is_late = spec.num_layers - 1 in taps or weights.layers[-1].recurrent is not None
+        self._narrows_late = self._narrows and is_late
         self.tape = Tape(code)
         for index, layer in enumerate(weights.layers):
             self._add_attention(index, layer)
@@ -171,7 +133,8 @@ class Program:
             self._narrow(Wait.ALWAYS)
         self.last_hidden = self._rows.hidden
         """After the last layer, of the rows whose logits are wanted."""
-        self._add_head(weights)
+        if weights.head is not None:
+            self._add_head(weights.head, weights.final_norm)
         self.entries = self.tape.entries()
         self.segments = self._segments()
         """The entries up to each break, and those behind the last."""
@@ -189,17 +152,17 @@ class Program:
             segment[-1, TapeField.WAIT] = Wait.ALWAYS
         return segments
 
-    def _add_attention_in(self, layer: LayerWeights) -> None:
+    def _add_attention_in(self, layer: LayerWeights, wait: Wait | None = None) -> None:
         """Queries, keys and values of all rows."""
         self._add_norm(self._normed, layer.attention_norm, layer.attention_in)
-        self._add_projection(layer.attention_in, self._normed, self._projected)
+        self._add_projection(layer.attention_in, self._normed, self._projected, wait=wait)
 
     def _add_keys_and_values(self, index: int, layer: LayerWeights) -> None:
         """Up to where they are stored, and queries are rotated."""
         spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
-        q_column, k_column, v_column = layer.attention_in.columns
+        q_column, k_column, v_column, *_ = layer.attention_in.columns
         self._add_attention_in(layer)
-        rotation = self._rotations[own.rope]
+        rotation = self._positions.rotations[own.rope]
         assert q_column == 0
         rope: dict[IntEnum, int] = {
             RopeField.INPUT: address_of(self._projected),
@@ -214,22 +177,22 @@ class Program:
             RopeField.COSINES: address_of(rotation.cosines),
             RopeField.SINES: address_of(rotation.sines),
             RopeField.HALF: rotation.half,
+            RopeField.GROWTH: address_of(self._positions.growth(own.growth)),
             RopeField.STORE: address_of(place.memory),
-            RopeField.GROUP: _group_field(place.group),
+            RopeField.GROUP: group_field(place.group),
         }
         self.tape.add("rope_and_store", rope)
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
-        spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
+        own, place = self._spec.layers[index].grouped, self._kv.places[index]
         self._add_keys_and_values(index, layer)
-        is_last = index == spec.num_layers - 1
-        narrowing = self._narrow() if is_last and self._narrows and not self._narrows_late else {}
+        narrowing = self._narrow_in(index)
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(self._projected),
             AttentionField.STRIDE: layer.attention_in.width,
             AttentionField.NUM_KV_HEADS: own.num_kv_heads,
             AttentionField.STORE: address_of(place.memory),
-            AttentionField.GROUP: _group_field(place.group),
+            AttentionField.GROUP: group_field(place.group),
             AttentionField.WINDOW: own.window or NO_WINDOW,
             AttentionField.SCALE: float_bits(own.scale),
             AttentionField.CAP: float_bits(own.softcap or 1.0),
@@ -239,14 +202,37 @@ class Program:
             AttentionField.BLOCKS: self._rows.blocks,
             AttentionField.SINKS: address_of(layer.sinks),
         }
-        self.tape.add("attention", attention, pieces=_ATTENTION_PIECES, pieces_of_many=_ATTENTION_PIECES)
-        fields = self._norm_fields(self._attended, None) | narrowing
-        self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
+        self.tape.add("attention", attention, pieces=ATTENTION_PIECES, pieces_of_many=ATTENTION_PIECES)
+        self._add_attention_out(layer, narrowing)
+
+    def _add_attention_out(self, layer: LayerWeights, narrowing: dict[IntEnum, int]) -> None:
+        if layer.has_output_gate:
+            self._add_output_gate(layer, is_narrowing=bool(narrowing))
+        else:
+            fields = self._norm_fields(self._attended, None) | narrowing
+            self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
+
+    def _add_output_gate(self, layer: LayerWeights, *, is_narrowing: bool) -> None:
+        """What heads found passes by the sigmoid of the last of their projections."""
+        fields: dict[IntEnum, int] = {
+            GatedNormField.INPUT: address_of(self._attended),
+            GatedNormField.WIDTH: self._query_width,
+            GatedNormField.GATE: address_of(self._projected) + 4 * layer.attention_in.columns[-1],
+            GatedNormField.GATE_STRIDE: layer.attention_in.width,
+            GatedNormField.ROWS: self._rows.count,
+            GatedNormField.GATHER: int(is_narrowing),
+        }
+        self._add_row_operation("prepare_gated", fields, self._mixed, layer.attention_out)
 
     def _add_copy(self, target: Floats) -> None:
         fields = self._norm_fields(self._rows.hidden, None) | {OperandField.FLOATS: address_of(target)}
         self.tape.add("prepare", fields, wait=Wait.ALWAYS)
+
+    def _narrow_in(self, index: int) -> dict[IntEnum, int]:
+        """Within the last layer, once all rows have left behind what later ones read."""
+        is_last = index == self._spec.num_layers - 1
+        return self._narrow() if is_last and self._narrows and not self._narrows_late else {}
 
     def _narrow(self, wait: Wait = Wait.NEVER) -> dict[IntEnum, int]:
         """From here on only the rows whose logits are wanted: their residual moves together. Returns what tells the
@@ -260,21 +246,59 @@ class Program:
 
     def _add_mlp(self, layer: LayerWeights) -> None:
         if layer.experts is not None:
-            fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
-            self.tape.add("norm", fields | self.routed.fields(floats=True, quantised=False))
-            self.breaks.append(Break(len(self.tape.names), self._rows, experts=True, joins=self._joins))
+            self._add_experts(layer, layer.experts)
             return
         self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
-        if layer.mlp_in.is_one_matrix:
-            self._add_gated_projection(layer)
-        else:
-            self._add_projection(layer.mlp_in, self._normed, self._projected)
-            self._add_activation(layer)
+        self._add_gated(layer.mlp_in, layer.mlp_out, self._gated)
         self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
 
-    def _add_gated_projection(self, layer: LayerWeights) -> None:
+    def _add_experts(self, layer: LayerWeights, own: LayerExperts) -> None:
+        assert self._experts is not None
+        forms = _forms_read(own.router) | {"floats": True}  # what experts are sent is made from floats
+        fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
+        self.tape.add("norm", fields | self._routed.fields(**forms))
+        self._add_projection(own.router, self._routed, self._experts.router_logits, wait=Wait.ALWAYS)
+        if layer.shared is not None:
+            self._add_shared_expert(layer.shared, layer.mlp_norm)
+        target = self.block_output if self._joins else self._rows.hidden
+        adds = not self._joins or layer.shared is not None
+        normed = self._routed.floats
+        self._experts.add(self.tape, self._expert_layers, own, self._rows.count, normed, target, adds)
+        self._expert_layers += 1
+        if self._joins:
+            self.breaks.append(Break(len(self.tape.names), self._rows))
+
+    def _add_shared_expert(self, shared: SharedExpert, norm: Floats) -> None:
+        """What it finds joins the residual ahead of what experts find; of a rank, begins what ranks sum."""
+        target, adds = (self.block_output, False) if self._joins else (self._rows.hidden, True)
+        self._add_norm(self._normed, norm, shared.mlp_in)
+        self._add_gated(shared.mlp_in, shared.mlp_out, self._shared_gated)
+        if shared.router is None:
+            self._add_projection(shared.mlp_out, self._shared_gated, target, accumulate=adds)
+            return
+        self._add_projection(shared.mlp_out, self._shared_gated, self._shared_output)
+        fields: dict[IntEnum, int] = {
+            ShareField.INPUT: address_of(self._shared_output),
+            ShareField.WIDTH: self._spec.hidden_size,
+            ShareField.NORMED: address_of(self._routed.floats),
+            ShareField.ROUTER: address_of(shared.router),
+            ShareField.ROWS: self._rows.count,
+            ShareField.TARGET: address_of(target),
+            ShareField.ACCUMULATE: int(adds),
+        }
+        self.tape.add("share", fields, wait=self._wait_for_rows())
+
+    def _add_gated(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
+        """From normed rows to what goes down, in the forms that this reads."""
+        if mlp_in.is_one_matrix:
+            self._add_gated_projection(mlp_in, mlp_out, gated)
+        else:
+            self._add_projection(mlp_in, self._normed, self._inner)
+            self._add_activation(mlp_in, mlp_out, gated)
+
+    def _add_gated_projection(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
         """Gate, up and the activation in one: what they pass on to each other never reaches memory."""
-        matrix = layer.mlp_in.parts[0].matrix
+        matrix = mlp_in.parts[0].matrix
         tiles = matrix.num_tiles // 2
         fields: dict[IntEnum, int] = {
             GatedField.WEIGHTS: address_of(matrix.data),
@@ -284,37 +308,37 @@ class Program:
             GatedField.ROWS: self._rows.count,
         }
         fields |= self._normed.fields(floats=True, quantised=True, halves=True)
-        fields |= self._gated.target_fields(**_forms_read(layer.mlp_out))
+        fields |= gated.target_fields(**_forms_read(mlp_out))
         name = f"matmul_gated_{matrix.kind.name.lower()}"
         self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix, pieces=self._pieces(matrix))
 
-    def _add_activation(self, layer: LayerWeights) -> None:
+    def _add_activation(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
         activation: dict[IntEnum, int] = {
-            ActivationField.INPUT: address_of(self._projected),
-            ActivationField.STRIDE: layer.mlp_in.width,
-            ActivationField.UP_OFFSET: layer.mlp_in.columns[1],
-            ActivationField.WIDTH: self._spec.dense_width,
+            ActivationField.INPUT: address_of(self._inner),
+            ActivationField.STRIDE: mlp_in.width,
+            ActivationField.UP_OFFSET: mlp_in.columns[1],
+            ActivationField.WIDTH: gated.floats.shape[1],
             ActivationField.ROWS: self._rows.count,
         }
-        self._add_row_operation(f"gated_{self._activation}", activation, self._gated, layer.mlp_out)
+        self._add_row_operation(f"gated_{self._activation}", activation, gated, mlp_out)
 
-    def _add_head(self, weights: Weights) -> None:
+    def _add_head(self, head: Projection, final_norm: Floats) -> None:
         cap = self._spec.logits_softcap
         if not self._narrows:  # the one row there is wants logits, or none does
             self._rows = replace(self._rows, count=StepField.NUM_LOGITS)
-        self._add_norm(self._normed, weights.final_norm, weights.head)
-        self._add_projection(weights.head, self._normed, self.logits)
+        self._add_norm(self._normed, final_norm, head)
+        self._add_projection(head, self._normed, self.logits)
         if cap is not None:
             fields: dict[IntEnum, int] = {
                 ActivationField.INPUT: address_of(self.logits),
-                ActivationField.STRIDE: weights.head.width,
+                ActivationField.STRIDE: head.width,
                 ActivationField.ROWS: StepField.NUM_LOGITS,
                 ActivationField.CAP: float_bits(cap),
             }
             self.tape.add("soft_cap", fields)
         highest: dict[IntEnum, int] = {
             HighestField.INPUT: address_of(self.logits),
-            HighestField.STRIDE: weights.head.width,
+            HighestField.STRIDE: head.width,
             HighestField.WIDTH: self._spec.num_logits,
             HighestField.ROWS: StepField.NUM_LOGITS,
             HighestField.OUTPUT: address_of(self.highest),
@@ -346,9 +370,16 @@ class Program:
         return Wait.UNLESS_ROWS_STAY if self._rows.count is StepField.NUM_TOKENS else Wait.ALWAYS
 
     def _add_projection(
-        self, projection: Projection, operand: Operand, output: Floats, *, accumulate: bool = False
+        self,
+        projection: Projection,
+        operand: Operand,
+        output: Floats,
+        *,
+        accumulate: bool = False,
+        wait: Wait | None = None,
     ) -> None:
-        """Its parts write columns of their own: one barrier, after the last."""
+        """Its parts write columns of their own: one barrier, after the last; None: as suits rows."""
+        last = self._wait_for_rows() if wait is None else wait
         for part in projection.parts:
             matrix = part.matrix
             fields: dict[IntEnum, int] = {
@@ -362,9 +393,9 @@ class Program:
                 MatmulField.ACCUMULATE: int(accumulate),
             }
             fields |= operand.fields(floats=True, quantised=True, halves=True)
-            wait = self._wait_for_rows() if part is projection.parts[-1] else Wait.NEVER
             name, pieces = f"matmul_{matrix.kind.name.lower()}", self._pieces(matrix)
-            self.tape.add(name, fields, wait=wait, matrix=matrix, pieces=pieces)
+            own_wait = last if part is projection.parts[-1] else Wait.NEVER
+            self.tape.add(name, fields, wait=own_wait, matrix=matrix, pieces=pieces)
 
     def _pieces(self, matrix: PackedMatrix) -> int:
         return min(max(matrix.data.nbytes // (self._threads * _PIECE_BYTES), 1), MOST_PIECES)
@@ -376,17 +407,21 @@ class Program:
             return
         self._add_projection(projection, operand, self.block_output)
         if self._joins:
-            self.breaks.append(Break(len(self.tape.names), self._rows, joins=True, adds=norm is None))
+            self.breaks.append(Break(len(self.tape.names), self._rows, adds=norm is None))
         if norm is None:
             return
-        fields = self._norm_fields(self.block_output, norm)
-        fields |= {NormField.ADD_TO: address_of(self._rows.hidden)}
+        fields = self._norm_fields(self.block_output, norm) | {NormField.ADD_TO: address_of(self._rows.hidden)}
         self.tape.add("norm_add", fields, wait=self._wait_for_rows())
 
 
-def _group_field(group: int) -> int:
+def group_field(group: int) -> int:
     """Where the step record has a KV group's fields."""
     return int(StepField.KV_GROUPS) + len(KVGroupField) * group
+
+
+def _widest_inner(layer: LayerWeights) -> int:
+    """Of what an MLP's gate and up leave side by side."""
+    return max(layer.mlp_in.width, 0 if layer.shared is None else layer.shared.mlp_in.width)
 
 
 def _forms_read(projection: Projection) -> dict[str, bool]:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
 from twostroke.backends.cpu.experts import Expert, LayerExperts
-from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
+from twostroke.backends.cpu.kv_kind import KVKind
+from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, Scalar, float_zeros, padded
 from twostroke.backends.cpu.packing import PackedMatrix, fill, held_block, packed_bytes, place, tensor_note, tile_kind
+from twostroke.backends.cpu.recurrent import RecurrentVectors
+from twostroke.backends.cpu.recurrent_shape import projected_names
+from twostroke.backends.cpu.shape import expanded_bytes
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import expert_name, layer_name
+from twostroke.models.spec import LatentAttention, Recurrent, expert_name, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
+from twostroke.models.weights.write_safetensors import bfloat16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +54,27 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SharedExpert:
+    """An MLP beside the experts, that every row meets."""
+
+    mlp_in: Projection
+    mlp_out: Projection
+    router: Floats | None
+    """Of its share; None: all of it counts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """Beside `attention_in`, which makes queries, or what these are made of, and what is kept of a token."""
+
+    latent_norm: Floats
+    key_b: npt.NDArray[np.generic]  # [heads, plain_dim, rank] f32, or the bits of bf16
+    value_b: npt.NDArray[np.generic]  # [heads, rank, value_dim] f32, or [heads, rank / 2, value_dim, 2] of bf16
+    query_norm: Floats | None
+    query_b: Projection | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     attention_norm: Floats
     attention_in: Projection
@@ -58,10 +86,17 @@ class LayerWeights:
     k_norm: Floats | None
     post_attention_norm: Floats | None
     post_mlp_norm: Floats | None
+    attention_norm_bias: Floats | None = None
+    mlp_norm_bias: Floats | None = None
     sinks: Floats | None = None
     """Of each head, in units of ln 2."""
     experts: LayerExperts | None = None
     """In place of `mlp_in` and `mlp_out`, which are the first one's then."""
+    shared: SharedExpert | None = None
+    latent: LatentWeights | None = None
+    recurrent: RecurrentVectors | None = None
+    has_output_gate: bool = False
+    """Whether the last of `attention_in` gates what heads find."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +104,9 @@ class Weights:
     embedding: WeightTensor
     layers: tuple[LayerWeights, ...]
     final_norm: Floats
-    head: Projection
+    """Empty: there is none."""
+    head: Projection | None
+    """None: it scores no tokens."""
     notes: tuple[str, ...]
     join: Projection | None = None
     """Of a head: what joins the hidden states that it reads."""
@@ -77,10 +114,12 @@ class Weights:
     """The entry of the cache of packed weights that they were mapped from; None: they were packed now."""
 
     @staticmethod
-    def from_checkpoint(checkpoint: Checkpoint, threads: int = 1, weights: str = STORED) -> Weights:
-        """From the cache of packed weights, or packed now by `threads` threads, and put there."""
-        matrices = [name for name in checkpoint.tensors if checkpoint.is_multiplied(name)]
-        num_bytes = sum(held_bytes(checkpoint, name, weights) for name in matrices)
+    def from_checkpoint(
+        checkpoint: Checkpoint, threads: int = 1, weights: str = STORED, kv_kind: KVKind = KVKind.F16
+    ) -> Weights:
+        """From the cache of packed weights, or packed now by `threads` threads, and put there. `kv_kind`: what latents
+        are kept in, and multiplied with."""
+        num_bytes = sum(held_bytes(checkpoint, name, weights) for name in _packed(checkpoint))
         path = packed_cache.entry_path(checkpoint, weights)
         notes, kept = [], None
         if path is not None:
@@ -89,7 +128,7 @@ class Weights:
             except packed_cache.DamagedEntryError:
                 notes.append(f"the packed weights kept in {path} were damaged: packed again")
         arena = Arena(num_bytes) if kept is None else Arena.over(kept)
-        layout = _Layout(checkpoint, arena, weights)
+        layout = _Layout(checkpoint, arena, weights, kv_kind)
         placed = layout.weights()
         if kept is not None:
             return replace(placed, kept_at=path)
@@ -101,9 +140,23 @@ class Weights:
 
 def tile_kinds(checkpoint: Checkpoint, weights: str = STORED) -> tuple[TileKind, ...]:
     """The kinds of tile that a model needs, in a fixed order. `weights`, here and below: as in Formats."""
-    matrices = (name for name in checkpoint.tensors if checkpoint.is_multiplied(name))
-    found = {tile_kind(_held_block(checkpoint, name, weights)) for name in matrices}
+    found = {tile_kind(_held_block(checkpoint, name, weights)) for name in _packed(checkpoint)}
     return tuple(kind for kind in TileKind if kind in found)
+
+
+def _packed(checkpoint: Checkpoint) -> Iterator[str]:
+    """The matrices that are tiles."""
+    return (name for name in checkpoint.tensors if checkpoint.is_multiplied(name) and not is_plain(name))
+
+
+def is_plain(name: str) -> bool:
+    """Whether a matrix is multiplied head by head, with latents, and so held in their numbers."""
+    return name.endswith(".kv_b")
+
+
+def plain_bytes(checkpoint: Checkpoint, name: str, kv_kind: KVKind) -> int:
+    """What such a matrix takes."""
+    return math.prod(checkpoint.tensors[name].shape) * expanded_bytes(kv_kind)
 
 
 def held_bytes(checkpoint: Checkpoint, name: str, weights: str = STORED) -> int:
@@ -119,8 +172,8 @@ def _held_block(checkpoint: Checkpoint, name: str, weights: str) -> WeightKind:
 class _Layout:
     """Where every tensor goes, found without reading a matrix; then `fill` packs them, if nobody did before."""
 
-    def __init__(self, checkpoint: Checkpoint, arena: Arena, weights: str) -> None:
-        self._arena = arena
+    def __init__(self, checkpoint: Checkpoint, arena: Arena, weights: str, kv_kind: KVKind) -> None:
+        self._arena, self._kv_kind = arena, kv_kind
         self._held = {name: checkpoint.held_kind(name, weights) for name in checkpoint.tensors}
         self._spec, self._tensors = checkpoint.spec, checkpoint.tensors
         self._changed: Counter[str] = Counter()
@@ -128,8 +181,10 @@ class _Layout:
 
     def weights(self) -> Weights:
         layers = tuple(self._layer(index) for index in range(self._spec.num_layers))
-        head = self._projection(["embedding" if self._spec.tied_embeddings else "output"])
-        final_norm = self._vector("final_norm")
+        head = None
+        if self._spec.has_output:
+            head = self._projection(["embedding" if self._spec.tied_embeddings else "output"])
+        final_norm = self._vector("final_norm") if self._spec.has_final_norm else float_zeros(0)
         assert final_norm is not None
         notes = tuple(f"{count} tensors {change}" for change, count in sorted(self._changed.items()))
         join = self._projection(["fc"]) if "fc" in self._tensors else None
@@ -153,12 +208,26 @@ class _Layout:
         assert attention_norm is not None and mlp_norm is not None
         moe = self._spec.layers[index].moe
         mlps = [""] if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
-        attention_in = self._projection([name("q"), name("k"), name("v")])
+        attention, latent, recurrent = self._spec.layers[index].attention, None, None
+        if isinstance(attention, LatentAttention):
+            into = "q" if attention.query_rank is None else "q_a"
+            attention_in = self._projection([name(into), name("kv_a")])
+            latent = self._latent(index, attention)
+        elif isinstance(attention, Recurrent):
+            # What is called a bias there is added to a step's length, and by the operation that makes it.
+            attention_in = self._projection([name(part) for part in projected_names(attention)], has_biases=False)
+            recurrent = RecurrentVectors.of(self._tensors, index, attention)
+        else:
+            gate = [name("q_gate")] if name("q_gate") in self._tensors else []
+            attention_in = self._projection([name("q"), name("k"), name("v"), *gate])
         attention_out = self._projection([name("o")])
+        dense = self._spec.layers[index].dense
+        inner = ["up"] if dense is not None and not dense.is_gated else ["gate", "up"]
         pairs = [
-            (self._projection([name(f"{own}gate"), name(f"{own}up")]), self._projection([name(f"{own}down")]))
+            (self._projection([name(f"{own}{part}") for part in inner]), self._projection([name(f"{own}down")]))
             for own in mlps
         ]
+        shared = None if moe is None or moe.shared is None else self._shared_expert(index)
         return LayerWeights(
             attention_norm=attention_norm,
             attention_in=attention_in,
@@ -170,24 +239,37 @@ class _Layout:
             k_norm=self._vector(name("k_norm")),
             post_attention_norm=self._vector(name("post_attention_norm")),
             post_mlp_norm=self._vector(name("post_mlp_norm")),
+            attention_norm_bias=self._vector(name("attention_norm_bias")),
+            mlp_norm_bias=self._vector(name("mlp_norm_bias")),
             sinks=self._sinks(name("sinks")),
             experts=None if moe is None else self._experts(index, pairs),
+            shared=shared,
+            latent=latent,
+            recurrent=recurrent,
+            has_output_gate=name("q_gate") in self._tensors,
         )
+
+    def _latent(self, index: int, own: LatentAttention) -> LatentWeights:
+        latent_norm = self._vector(layer_name(index, "kv_a_norm"))
+        assert latent_norm is not None
+        key_b, value_b = latent_matrices(self._tensors[layer_name(index, "kv_b")], own, self._kv_kind)
+        query_b = None if own.query_rank is None else self._projection([layer_name(index, "q_b")])
+        return LatentWeights(latent_norm, key_b, value_b, self._vector(layer_name(index, "q_a_norm")), query_b)
+
+    def _shared_expert(self, index: int) -> SharedExpert:
+        gate, up, down, router = (layer_name(index, f"shared.{part}") for part in ("gate", "up", "down", "router"))
+        own_router = self._tensors[router].to_float32().reshape(-1) if router in self._tensors else None
+        return SharedExpert(self._projection([gate, up]), self._projection([down]), own_router)
 
     def _sinks(self, name: str) -> Floats | None:
         found = self._vector(name)
         return None if found is None else found * np.float32(1 / math.log(2))
 
     def _experts(self, index: int, pairs: list[tuple[Projection, Projection]]) -> LayerExperts:
-        def stored(part: str) -> Floats | None:
-            tensor = self._tensors.get(layer_name(index, part))
-            return None if tensor is None else tensor.to_float32()
-
-        router = stored("router")
-        assert router is not None
+        router = self._projection([layer_name(index, "router")])
         parts = [(into.parts[0], out.parts[0]) for into, out in pairs]
         experts = tuple(Expert(into.matrix, out.matrix, into.bias, out.bias) for into, out in parts)
-        return LayerExperts(router, experts, stored("router_bias"), stored("router_correction"))
+        return LayerExperts(router, experts, self._vector(layer_name(index, "router_correction")))
 
     def _vector(self, name: str) -> Floats | None:
         if name not in self._tensors:
@@ -197,7 +279,7 @@ class _Layout:
         vector[: len(values)] = values
         return vector
 
-    def _projection(self, names: list[str]) -> Projection:
+    def _projection(self, names: list[str], *, has_biases: bool = True) -> Projection:
         runs: list[list[str]] = []
         for name in names:
             if runs and self._kind(runs[-1][-1]) is self._kind(name) and self._has_whole_panels(runs[-1][-1]):
@@ -214,7 +296,7 @@ class _Layout:
             outputs = sum(self._tensors[name].shape[0] for name in run)
             matrix = place(self._kind(run[0]), outputs, self._tensors[run[0]].shape[1], self._arena)
             self._to_fill.append((matrix, run))
-            parts.append(ProjectionPart(matrix, start, self._bias(run, column - start)))
+            parts.append(ProjectionPart(matrix, start, self._bias(run, column - start) if has_biases else None))
         return Projection(tuple(parts), tuple(columns), column)
 
     def _kind(self, name: str) -> TileKind:
@@ -238,3 +320,21 @@ class _Layout:
         bias = float_zeros(width)
         bias[:] = np.concatenate(present)
         return bias
+
+
+def latent_matrices(
+    tensor: WeightTensor, own: LatentAttention, kv_kind: KVKind
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    """What makes keys, and what makes values, as `LatentWeights` has them."""
+    by_head = tensor.to_float32().reshape(own.num_heads, own.plain_dim + own.value_dim, own.rank)
+    key_b, value_b = by_head[:, : own.plain_dim], by_head[:, own.plain_dim :].swapaxes(1, 2)
+    if kv_kind is not KVKind.BF16:
+        return _in_memory(key_b), _in_memory(value_b)
+    pairs = value_b.reshape(own.num_heads, own.rank // 2, 2, own.value_dim).swapaxes(2, 3)
+    return _in_memory(bfloat16(key_b)), _in_memory(bfloat16(pairs))
+
+
+def _in_memory(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    held = Arena(array.nbytes).take(array.nbytes).view(array.dtype).reshape(array.shape)
+    held[...] = array
+    return held

@@ -27,7 +27,7 @@ from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.spec import ModelSpec, RecurrentMixer
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
@@ -141,7 +141,8 @@ class CudaFactory:
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         attentions = (checkpoint.spec.layers[layer].attention for layer in layers)
-        return sum(one.kv_values for one in attentions if not isinstance(one, RecurrentMixer)) * _ELEMENT_BYTES
+        attending = [one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)]
+        return sum(one.kv_values for one in attending) * _ELEMENT_BYTES
 
     def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
         if not isinstance(head, Eagle3Head):

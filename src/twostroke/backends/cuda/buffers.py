@@ -12,7 +12,7 @@ from twostroke.backends.cuda.model_matrices import widest_mlp
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
-from twostroke.models.spec import LatentAttention, ModelSpec, RecurrentMixer
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
 
 
 class Buffers:
@@ -33,7 +33,7 @@ class Buffers:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
         attention = spec.layers[0].attention
-        assert not isinstance(attention, RecurrentMixer)
+        assert isinstance(attention, GroupedAttention | LatentAttention)
         first_width, attention_width = attention.query_width, attention.query_width
         self.latent = None
         if isinstance(attention, LatentAttention):

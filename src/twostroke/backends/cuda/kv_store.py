@@ -86,7 +86,7 @@ class KVStore:
                 part.index_copy_(0, places, data[:, place, number])
 
 
-def _kept(attention: Attention, block_size: int) -> tuple[int, tuple[int, ...]]:
+def _kept(attention: Attention | None, block_size: int) -> tuple[int, tuple[int, ...]]:
     """How many tensors of a layer there are, and the shape of a block in each."""
     if isinstance(attention, LatentAttention):
         return 1, (block_size, attention.kv_values)

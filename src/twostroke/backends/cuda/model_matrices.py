@@ -59,7 +59,7 @@ def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
         return ModelMatrix(kind, layer_name(index, kind), product, *names)
 
     layer, hidden = spec.layers[index], spec.hidden_size
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.attention, layer.present_mlp
     joins: Role = "sandwich" if layer.sandwich_norms else "join"
     if isinstance(attention, LatentAttention):
         queries = attention.query_width if attention.query_rank is None else attention.query_rank

@@ -107,7 +107,7 @@ class Call:
 
 class Products:
     def __init__(self, spec: ModelSpec, scratch: ProductScratch, choices: Choices) -> None:
-        self._eps, self._activation = spec.norm_eps, spec.layers[0].mlp.activation
+        self._eps, self._activation = spec.norm_eps, spec.layers[0].present_mlp.activation
         self._scratch, self._choices = scratch, choices
 
     def fuses(self, matrix: Matrix, num_rows: int) -> bool:

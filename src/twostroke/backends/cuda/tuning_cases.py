@@ -92,7 +92,7 @@ class Case:
         if matrix.bias is not None:
             found += matrix.bias
         if self.product.is_gated:
-            found = _gated(DenseMlp(0, self.spec.layers[0].mlp.activation), found)
+            found = _gated(DenseMlp(0, self.spec.layers[0].present_mlp.activation), found)
         if self.product.role == "sandwich":
             found = functional.rms_norm(found, found.shape[1:], eps=self.spec.norm_eps)
         return found

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.rows import RowSet
-from twostroke.core.step import DecodeSlot, Step
+from twostroke.core.step import DecodeSlot, PrefillChunk, Step
+from twostroke.models.pooling import States
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -26,7 +27,8 @@ class Batch:
     segment_count: Int32Array  # [num_segments] its tokens
     segment_start: Int32Array  # [num_segments] the position of its first token
     tables: tuple[Int32Array, ...]  # a KV group of the model each, [num_segments, max blocks]
-    logit_rows: Int32Array  # [num_logits] tokens whose logits are wanted, in token order
+    logit_rows: Int32Array  # [num_logits] tokens whose logits, or last states, are wanted, in token order
+    texts: Int32Array | None = None  # [num_tokens] 0, or 1 of the second of two texts; None: there is no second
 
     @property
     def num_tokens(self) -> int:
@@ -37,8 +39,14 @@ class Batch:
         return len(self.segment_first)
 
     @staticmethod
-    def from_step(step: Step, rows: RowSet, drafts: Mapping[int, tuple[int, ...]] | None = None) -> Batch:
-        """`drafts`: of some slots, the tokens to compute behind their own."""
+    def from_step(
+        step: Step,
+        rows: RowSet,
+        drafts: Mapping[int, tuple[int, ...]] | None = None,
+        pooled_states: States = "last",
+    ) -> Batch:
+        """`drafts`: of some slots, the tokens to compute behind their own. `pooled_states`: of chunks that are pooled,
+        which of their tokens' states are wanted."""
         if not step.prefills and not drafts:
             return Batch._of_decodes(step.decodes, rows)
         seq_ids: list[int] = []
@@ -62,8 +70,10 @@ class Batch:
             positions.extend(range(chunk.start, chunk.end))
             if chunk.prompt_logprobs is not None:
                 logit_rows.extend(range(first, first + count))
-            elif chunk.samples:
+            elif chunk.samples or (chunk.pools and pooled_states == "last"):
                 logit_rows.append(first + count - 1)
+            elif chunk.pools:
+                logit_rows.extend(range(first, first + (1 if pooled_states == "first" else count)))
         seq_ids += [chunk.seq_id for chunk in step.prefills]
         per_row = [rows[seq_id].tables for seq_id in seq_ids]
         return Batch(
@@ -75,6 +85,7 @@ class Batch:
             segment_start=np.array(starts, dtype=np.int32),
             tables=_stacked(per_row, rows.num_groups),
             logit_rows=np.array(logit_rows, dtype=np.int32),
+            texts=_texts(step.prefills, rows, num_decodes),
         )
 
     @staticmethod
@@ -93,6 +104,17 @@ class Batch:
             tables=_stacked([row.tables for row in found], rows.num_groups),
             logit_rows=numbers,
         )
+
+
+def _texts(chunks: tuple[PrefillChunk, ...], rows: RowSet, num_decodes: int) -> Int32Array | None:
+    seconds = [rows[chunk.seq_id].second_text_at for chunk in chunks]
+    if all(second is None for second in seconds):
+        return None
+    parts = [np.zeros(num_decodes, dtype=np.int32)]
+    for chunk, second in zip(chunks, seconds, strict=True):
+        positions = np.arange(chunk.start, chunk.end)
+        parts.append((positions >= (chunk.end if second is None else second)).astype(np.int32))
+    return np.concatenate(parts)
 
 
 def _stacked(per_row: list[tuple[Int32Array, ...]], num_groups: int) -> tuple[Int32Array, ...]:

@@ -38,7 +38,7 @@ class Eagle3Network:
         self._output = weights["output"] if "output" in weights else output()
         self._weights = weights
         attention = self._attention = spec.layer.grouped
-        self._activate = silu if spec.layer.mlp.activation == "silu" else gelu_tanh
+        self._activate = silu if spec.layer.present_mlp.activation == "silu" else gelu_tanh
         self._window = attention.window
         self._frequencies = np.array(attention.rope.inverse_frequencies(max_context))
         self._block_size = block_size

@@ -19,9 +19,11 @@ from twostroke.backends.host.draft_rows import DraftRows
 from twostroke.backends.host.head_drafter import Network
 from twostroke.backends.host.heads import head_drafter
 from twostroke.backends.host.kept_blocks import BlockStore, HostKeptBlocks
+from twostroke.backends.host.pooling import Pooler
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.backends.host.scores import HostModel, Scores
+from twostroke.backends.host.states import HostStates, StateKeeper
 from twostroke.backends.interface import Companion, refuse_drafts
 from twostroke.core.errors import BackendError
 from twostroke.core.grammar import Grammars, GrammarStuckError
@@ -29,10 +31,12 @@ from twostroke.core.kv_blocks import KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Drafted, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.pooling import Pooling
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
 
 NOT_FINITE = "the model produced logits that are not finite"
+VECTOR_NOT_FINITE = "the model produced a vector that is not finite"
 
 
 MAX_DRAFTS = 32
@@ -60,8 +64,10 @@ class HostBackend(ABC):
     name: str
     max_drafts = MAX_DRAFTS
 
-    def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
+    def __init__(self, layout: KVLayout, max_context: int, vocab_size: int, pooling: Pooling | None = None) -> None:
+        """`pooling`: of a model that gives vectors; None: it writes tokens."""
         self.layout = layout
+        self._pooler = None if pooling is None else Pooler(pooling)
         self.rows = RowSet(layout, max_context, vocab_size)
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
         self._first_tokens_taken: threading.Event | None = None
@@ -73,6 +79,7 @@ class HostBackend(ABC):
         """What they have not been told yet."""
         self._max_context, self._vocab_size = max_context, vocab_size
         self._kept: HostKeptBlocks | None = None
+        self._states: StateKeeper | None = None
 
     @property
     def block_store(self) -> BlockStore:
@@ -87,6 +94,11 @@ class HostBackend(ABC):
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Compute every token of the batch, write its KV, and return logits  # [len(batch.logit_rows), vocab]"""
+
+    def states(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Of a model that gives vectors: compute every token of the batch and return the last states, normed where the
+        model norms them, of the rows that are wanted  # [len(batch.logit_rows), hidden]"""
+        raise BackendError(f"the {self.name} backend gives no vectors")
 
     def score(self, batch: Batch) -> Scores:
         """`forward`, and which token is likeliest. A backend that finds it sooner says so itself."""
@@ -135,6 +147,10 @@ class HostBackend(ABC):
     def keep_blocks(self, num_slots: Sequence[int]) -> HostKeptBlocks:
         self._kept = HostKeptBlocks(self.block_store, num_slots)
         return self._kept
+
+    def use_states(self, states: HostStates) -> None:
+        """Of a model whose layers keep some: told once, before the first step."""
+        self._states = StateKeeper(self.layout, self.rows, states)
 
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
@@ -185,9 +201,13 @@ class HostBackend(ABC):
         """Run one step to its end on the calling thread."""
         if self._kept is not None:
             self._kept.start(step)
-            self._kept.wait(step.grants)
+            self._kept.wait(step)
         started_s = time.perf_counter()  # copies are no part of what a step like it takes
         self.rows.update(step)
+        if self._states is not None:
+            self._states.begin(step)
+        if self._pooler is not None:
+            return self._pooled_result(self._pooler, step, started_s)
         updated_s = time.perf_counter()
         drafts = self._draft(step)
         drafting_s = time.perf_counter() - updated_s
@@ -217,6 +237,8 @@ class HostBackend(ABC):
                     cursor += 1
                 if chunk.samples and chunk.seq_id not in errors:
                     self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors, stuck)
+        if self._states is not None:
+            self._states.end(step, drafts, sampled)
         drafted = {} if self.speculator is None else self._settle(self.speculator, sampled)
         if self.companion_drafters and step.num_tokens:
             self._last_pass = TargetPass(step, batch, drafts, scores)
@@ -232,6 +254,31 @@ class HostBackend(ABC):
             drafting_s,
             frozenset(stuck),
         )
+
+    def _pooled_result(self, pooler: Pooler, step: Step, started_s: float) -> StepResult:
+        vectors, failed = self._vectors(pooler, step)
+        if self._states is not None:
+            self._states.end(step, {}, {})
+        compute_s = time.perf_counter() - started_s
+        return StepResult(step.step_id, {}, {}, failed, compute_s, self.others_share, vectors=vectors)
+
+    def _vectors(self, pooler: Pooler, step: Step) -> tuple[dict[int, bytes], dict[int, str]]:
+        """Of each chunk that is pooled, its vector, or what went wrong with it."""
+        vectors: dict[int, bytes] = {}
+        errors: dict[int, str] = {}
+        batch = Batch.from_step(step, self.rows, pooled_states=pooler.pooled_states)
+        states, cursor = self.states(batch), 0
+        for chunk in step.prefills:
+            if not chunk.pools:
+                continue
+            count = len(chunk.token_ids) if pooler.pooled_states == "mean" else 1
+            vector = pooler.vector(states[cursor : cursor + count])
+            cursor += count
+            if np.isfinite(vector).all():
+                vectors[chunk.seq_id] = vector.astype("<f4").tobytes()
+            else:
+                errors[chunk.seq_id] = VECTOR_NOT_FINITE
+        return vectors, errors
 
     def _draft(self, step: Step) -> dict[int, tuple[int, ...]]:
         """The tokens to compute behind each slot's own: the step's, or the speculator's."""

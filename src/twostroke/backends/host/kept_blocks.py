@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.core.kv_blocks import BlockFormat
-from twostroke.core.step import BlockCopy, BlockGrant, Step
+from twostroke.core.step import BlockCopy, Step
 
 Bytes = npt.NDArray[np.uint8]
 FIRST_BYTES_PER_S = 4e9
@@ -104,11 +104,12 @@ class HostKeptBlocks:
         took_s = time.perf_counter() - started_s
         self.spill_bytes_per_s += WEIGHT_OF_LATEST * (num_bytes / max(took_s, 1e-9) - self.spill_bytes_per_s)
 
-    def wait(self, grants: Sequence[BlockGrant]) -> None:
-        """Until blocks that these name are loaded."""
-        if not self._loading or not grants:
+    def wait(self, step: Step) -> None:
+        """Until blocks that its grants and saves name are loaded: for itself, or for somebody who has gone."""
+        if not self._loading or not (step.grants or step.saves):
             return
-        self._finish_before({(grant.group, block) for grant in grants for block in grant.block_ids}, set())
+        blocks = {(grant.group, block) for grant in step.grants for block in grant.block_ids}
+        self._finish_before(blocks | {(group, slot) for _, group, slot, _ in step.saves}, set())
 
     def _finish_before(self, blocks: set[tuple[int, int]], slots: set[tuple[int, int]]) -> None:
         """Somebody is about to use these."""

@@ -25,6 +25,7 @@ class Row:
     sampler: RowSampler
     tables: tuple[npt.NDArray[np.int32], ...]  # one a KV group, [max blocks of a sequence]
     stop_ids: frozenset[int] = frozenset()
+    second_text_at: int | None = None
 
     def drafts_left(self, drafts: Drafts) -> tuple[int, ...]:
         """Of the host's guesses, those behind what the row knows by now."""
@@ -76,4 +77,5 @@ class RowSet:
             matcher = self.grammars.matcher(grammar)
         sampler = RowSampler(join.request, join.sample_index, join.output_token_ids, self._vocab_size, matcher)
         known = join.request.prompt_token_ids + join.output_token_ids
-        return Row(join.seq_id, len(known), known[-1], sampler, tables, join.request.stop_ids)
+        request = join.request
+        return Row(join.seq_id, len(known), known[-1], sampler, tables, request.stop_ids, request.second_text_at)

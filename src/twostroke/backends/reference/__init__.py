@@ -13,7 +13,7 @@ from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import RecurrentMixer
+from twostroke.models.spec import Recurrent
 
 if TYPE_CHECKING:
     from twostroke.backends.reference.backend import ReferenceBackend
@@ -43,7 +43,8 @@ class ReferenceFactory:
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         attentions = (checkpoint.spec.layers[layer].attention for layer in layers)
-        return sum(one.kv_values for one in attentions if not isinstance(one, RecurrentMixer)) * _FLOAT32_BYTES
+        kept = (one.state_values if isinstance(one, Recurrent) else one.kv_values for one in attentions if one)
+        return sum(kept) * _FLOAT32_BYTES
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Floors are those of the weights as they are stored, which is what others have to reach."""

@@ -3,15 +3,18 @@ Threads, rows and sampling are those of every host backend (`backends/host`)."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.backends.host.arithmetic import rms_norm
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.host.scores import Scores
 from twostroke.backends.interface import BackendSettings, Join, all_taps
+from twostroke.backends.reference.encoder import encoder_states
 from twostroke.backends.reference.kv_store import KVStore
 from twostroke.backends.reference.model import logits, residuals
 from twostroke.backends.reference.weights import Weights
@@ -45,14 +48,23 @@ class ReferenceModel:
         scores = Scores.of(logits(self.spec, self._weights, last))
         return replace(scores, taps=tuple(kept[layer] for layer in self._taps), last_hidden=last)
 
+    def states(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """The last states of the rows that are wanted  # [len(batch.logit_rows), hidden]"""
+        compute = residuals if self.spec.places is None else encoder_states
+        (last,) = deque(compute(self.spec, self._weights, batch, self.kv, self._max_context), maxlen=1)
+        last, norm = last[batch.logit_rows], self._weights.final_norm
+        return rms_norm(last, norm, self.spec.norm_eps) if len(norm) else last
+
 
 class ReferenceBackend(HostBackend):
     name = "reference"
 
     def __init__(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> None:
-        super().__init__(layout, settings.max_context, checkpoint.spec.vocab_size)
+        super().__init__(layout, settings.max_context, checkpoint.spec.vocab_size, checkpoint.pooling)
         taps = all_taps(settings.companions)
         self.model = ReferenceModel(checkpoint, layout.of_model(0), settings.max_context, taps, settings.join)
+        if any(group.is_state for group in layout.of_model(0).groups):
+            self.use_states(self.model.kv.states)
         for companion in settings.companions:
             if companion.head is not None:
                 self.add_head(companion, checkpoint, taps)
@@ -69,3 +81,6 @@ class ReferenceBackend(HostBackend):
 
     def score(self, batch: Batch) -> Scores:
         return self.model.score(batch)
+
+    def states(self, batch: Batch) -> npt.NDArray[np.float32]:
+        return self.model.states(batch)

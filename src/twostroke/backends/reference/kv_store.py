@@ -2,7 +2,8 @@
 Position p of a sequence is entry `p % block_size` of the block `table[p // block_size]`. Of a token a layer keeps keys
 and values, or, with latent attention, the one vector that both are made from.
 
-Layers of one KV group (full attention, or one width of sliding window) share block ids."""
+Layers of one KV group (full attention, or one width of sliding window) share block ids. Groups of states are in
+`state_store.py`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.reference.state_store import StateStore
 from twostroke.core.kv_blocks import BlockFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, ModelSpec
@@ -26,21 +28,30 @@ class KVStore:
         self._block_size, self._groups = layout.block_size, layout.groups
         self._group_of: dict[int, int] = {}
         self._stores: dict[int, tuple[Array, ...]] = {}  # of a layer, each [num_blocks, block_size, ...]
+        self.states = StateStore({place: group for place, group in enumerate(layout.groups) if group.is_state}, spec)
         for group_index, group in enumerate(layout.groups):
-            for layer in group.layers:
+            self._group_of |= dict.fromkeys(group.layers, group_index)
+            for layer in () if group.is_state else group.layers:
                 shapes = ((group.num_blocks, layout.block_size, *own) for own in _kept(spec.layers[layer].attention))
                 self._stores[layer] = tuple(np.zeros(shape, dtype=np.float32) for shape in shapes)
-                self._group_of[layer] = group_index
+        for layer in range(spec.num_layers):  # those that share another's read the very same arrays
+            if (source := spec.kv_source(layer)) != layer:
+                self._stores[layer], self._group_of[layer] = self._stores[source], self._group_of[source]
 
     def group_of(self, layer: int) -> int:
         return self._group_of[layer]
 
     def slots(self, batch: Batch) -> list[Slots]:
-        """For each group, where every token of the batch goes: block * block_size + offset  # [num_tokens]"""
+        """For each group, where every token of the batch goes: block * block_size + offset  # [num_tokens]
+
+        None of a group of states."""
         segments = np.repeat(np.arange(batch.num_segments), batch.segment_count)  # [num_tokens] whose token it is
         indices, offsets = np.divmod(batch.positions, self._block_size)
         slots = []
-        for table in batch.tables:
+        for group, table in zip(self._groups, batch.tables, strict=True):
+            if group.is_state:
+                slots.append(np.empty(0, dtype=np.intp))
+                continue
             blocks = table[segments, indices].astype(np.intp)
             _check_granted(blocks)
             slots.append(blocks * self._block_size + offsets)
@@ -54,26 +65,41 @@ class KVStore:
 
     def block_formats(self) -> tuple[BlockFormat, ...]:
         formats = []
-        for group in self._groups:
+        for place, group in enumerate(self._groups):
+            if group.is_state:
+                axes = (("layer", len(group.layers)), ("number", self.states.values(place)))
+                formats.append(BlockFormat(group.layers, None, "float32", 4, axes))
+                continue
             stores = self._stores[group.layers[0]]
             _, block_size, *own = stores[0].shape
             what = "keys, values" if len(stores) == 2 else "latent"
             names = ("kv head", "number") if len(own) == 2 else ("number",)
             outer = (("layer", len(group.layers)), (what, len(stores)), ("position", block_size))
-            axes = (*outer, *zip(names, own, strict=True))
-            formats.append(BlockFormat(group.layers, group.window, "float32", 4, axes))
+            formats.append(
+                BlockFormat(group.layers, group.window, "float32", 4, (*outer, *zip(names, own, strict=True)))
+            )
         return tuple(formats)
 
     def copy_out(self, group: int, block: int, into: npt.NDArray[np.uint8]) -> None:
         """A block's bytes, as its format says."""
+        if self._groups[group].is_state:
+            self.states.copy_out(group, block, self._state_numbers(group, into))
+            return
         for layer, parts in self._parts(group, into):
             for part, store in zip(parts, self._stores[layer], strict=True):
                 part[:] = store[block]
 
     def copy_in(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        if self._groups[group].is_state:
+            self.states.copy_in(group, block, self._state_numbers(group, data))
+            return
         for layer, parts in self._parts(group, data):
             for part, store in zip(parts, self._stores[layer], strict=True):
                 store[block] = part
+
+    def _state_numbers(self, group: int, memory: npt.NDArray[np.uint8]) -> Array:
+        """[layers, values]"""
+        return memory.view(np.float32).reshape(len(self._groups[group].layers), -1)
 
     def _parts(self, group: int, memory: npt.NDArray[np.uint8]) -> Iterator[tuple[int, Array]]:
         """Of each layer, what its stores have of a block: [number of stores, block_size, ...]"""
@@ -94,7 +120,7 @@ class KVStore:
         return tuple(store[blocks].reshape(-1, *store.shape[2:])[wanted] for store in self._stores[layer])
 
 
-def _kept(attention: Attention) -> tuple[tuple[int, ...], ...]:
+def _kept(attention: Attention | None) -> tuple[tuple[int, ...], ...]:
     """The shapes of what a token leaves behind in a layer."""
     if isinstance(attention, GroupedAttention):
         return ((attention.num_kv_heads, attention.head_dim),) * 2

@@ -12,13 +12,16 @@ from functools import partial
 
 import numpy as np
 
-from twostroke.backends.host.arithmetic import Array, linear, rms_norm, rotate, soft_cap
+from twostroke.backends.host.arithmetic import Array, linear, rms_norm, rotate, sigmoid, soft_cap
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.interface import Join
 from twostroke.backends.reference.decode import attend_decode, attend_latent_decode
 from twostroke.backends.reference.kv_store import KVStore, Slots, Table
-from twostroke.backends.reference.mlp import gated_mlp, mixture_of_experts
+from twostroke.backends.reference.layer_input import input_block, layer_inputs
+from twostroke.backends.reference.mlp import experts_beside, gated_mlp, mixture_of_experts
 from twostroke.backends.reference.prefill import attend_latent_prefill, attend_prefill
+from twostroke.backends.reference.recurrent import mix_recurrent
+from twostroke.backends.reference.recurrent_weights import RecurrentWeights
 from twostroke.backends.reference.weights import (
     ExpertWeights,
     GatedMlp,
@@ -36,7 +39,7 @@ from twostroke.models.spec import (
     ModelSpec,
     MoeSpec,
     QueryGrowth,
-    RecurrentMixer,
+    Recurrent,
 )
 
 
@@ -47,6 +50,10 @@ class StepPlan:
     slots: list[Slots]  # a KV group each, [num_tokens]: where new keys and values are written
     rotations: dict[RopeSpec, tuple[Array, Array]]  # cos and sin, each [num_tokens, rope dim / 2]
 
+    @classmethod
+    def of(cls, spec: ModelSpec, batch: Batch, kv: KVStore, max_context: int) -> StepPlan:
+        return cls(kv.slots(batch), _rotations(spec, batch, max_context))
+
 
 def residuals(
     spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int, join: Join | None = None
@@ -55,17 +62,26 @@ def residuals(
     # [num_tokens, hidden]
 
     `join`: of a rank, which holds some heads and some of each MLP. What it found becomes what all ranks did."""
-    plan = StepPlan(kv.slots(batch), _rotations(spec, batch, max_context))
+    kv.states.drop_aside()
+    plan = StepPlan.of(spec, batch, kv, max_context)
     hidden = weights.embedding[batch.token_ids] * np.float32(spec.embedding_scale)  # [num_tokens, hidden]
+    inputs = layer_inputs(spec, weights.layer_inputs, batch.token_ids, hidden)
     for layer, layer_weights in enumerate(weights.layers):
-        hidden = hidden + _attention_block(spec, layer, layer_weights, hidden, batch, kv, plan, join)
-        hidden = hidden + _mlp_block(spec, spec.layers[layer], layer_weights, hidden, join)
+        if layer_weights.attention is not None:
+            hidden = hidden + _attention_block(spec, layer, layer_weights, hidden, batch, kv, plan, join)
+        if layer_weights.mlp is not None:
+            hidden = hidden + _mlp_block(spec, spec.layers[layer], layer_weights, hidden, join)
+        if inputs is not None:
+            hidden = hidden + input_block(spec, layer_weights, hidden, inputs[:, layer])
+        if layer_weights.layer_scale is not None:
+            hidden = hidden * layer_weights.layer_scale
         yield hidden
 
 
 def logits(spec: ModelSpec, weights: Weights, last: Array) -> Array:
     """Of rows of the last layer's residual stream. Logits are wide (a number for each token of the vocabulary): they
     are computed only of the rows that are wanted  # [rows, vocab]"""
+    assert weights.output is not None
     normed = rms_norm(last, weights.final_norm, spec.norm_eps)
     return soft_cap(linear(normed, weights.output), spec.logits_softcap)
 
@@ -74,7 +90,7 @@ def _rotations(spec: ModelSpec, batch: Batch, max_context: int) -> dict[RopeSpec
     """Angles in float64: at position 100,000 a float32 angle is off by a hundredth of a radian."""
     rotations = {}
     attentions = (layer.attention for layer in spec.layers)
-    for rope in {one.rope for one in attentions if not isinstance(one, RecurrentMixer)}:
+    for rope in {one.rope for one in attentions if isinstance(one, GroupedAttention | LatentAttention)}:
         angles = batch.positions[:, None].astype(np.float64) * rope.inverse_frequencies(max_context)
         cos, sin = np.cos(angles) * rope.attention_factor, np.sin(angles) * rope.attention_factor
         rotations[rope] = (cos.astype(np.float32), sin.astype(np.float32))
@@ -93,20 +109,21 @@ def _attention_block(
 ) -> Array:
     """What attention adds to the residual stream  # [num_tokens, hidden]"""
     attention, own = spec.layers[layer].attention, weights.attention
-    normed = rms_norm(hidden, weights.attention_norm, spec.norm_eps)
-    if isinstance(attention, LatentAttention) and isinstance(own, LatentWeights):
+    normed = _maybe_normed(hidden, weights.attention_norm, spec.norm_eps)
+    if isinstance(attention, Recurrent) and isinstance(own, RecurrentWeights):
+        tables = batch.tables[kv.group_of(layer)]
+        output = mix_recurrent(attention, own, layer, normed, batch, kv.states, tables, spec.norm_eps)
+    elif isinstance(attention, LatentAttention) and isinstance(own, LatentWeights):
         output = _latent_attention(attention, own, layer, normed, batch, kv, plan)
     else:
         assert isinstance(attention, GroupedAttention) and isinstance(own, GroupedWeights)
-        output = _grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
+        output = grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
     if join is not None:
         join(output)
-    if weights.post_attention_norm is not None:
-        output = rms_norm(output, weights.post_attention_norm, spec.norm_eps)
-    return output
+    return _maybe_normed(output, weights.post_attention_norm, spec.norm_eps)
 
 
-def _grouped_attention(
+def grouped_attention(
     spec: ModelSpec,
     attention: GroupedAttention,
     weights: GroupedWeights,
@@ -116,22 +133,27 @@ def _grouped_attention(
     kv: KVStore,
     plan: StepPlan,
 ) -> Array:
-    queries = _heads(linear(normed, weights.q, weights.q_bias), attention.head_dim)  # [num_tokens, heads, head_dim]
-    keys = _heads(linear(normed, weights.k, weights.k_bias), attention.head_dim)  # [num_tokens, kv_heads, head_dim]
-    values = _heads(linear(normed, weights.v, weights.v_bias), attention.head_dim)
-    if weights.q_norm is not None and weights.k_norm is not None:
-        queries = rms_norm(queries, weights.q_norm, spec.norm_eps)
-        keys = rms_norm(keys, weights.k_norm, spec.norm_eps)
-    # Keys are stored rotated: a position never changes, so it is done once and not at every later read.
+    """Of hidden states that were normed, if the model norms them before  # [num_tokens, hidden]"""
+    width, eps = attention.head_dim, spec.norm_eps
     cos, sin = plan.rotations[attention.rope]
-    queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+    queries = linear(normed, weights.q, weights.q_bias)
+    queries = rotate(_normed_heads(attention, queries, weights.q_norm, eps), cos, sin)  # [num_tokens, heads, head_dim]
     if attention.growth is not None:
         queries = queries * _growth(attention.growth, batch)[:, None, None]
-    # Write first, then attend: a token reads its own key, and those of its chunk, from the store like any other.
-    kv.write(layer, plan.slots[kv.group_of(layer)], keys, values)
+    if weights.k is not None:
+        made = linear(normed, weights.k, weights.k_bias)
+        # Keys are stored rotated: a position never changes, so it is done once and not at every later read.
+        keys = rotate(_normed_heads(attention, made, weights.k_norm, eps), cos, sin)  # [num_tokens, kv_heads, head_dim]
+        values = _heads(made if weights.v is None else linear(normed, weights.v, weights.v_bias), width)
+        if attention.value_norm:
+            values = rms_norm(values, np.ones(width, dtype=np.float32), eps)
+        # Write first, then attend: a token reads its own key, and those of its chunk, from the store like any other.
+        kv.write(layer, plan.slots[kv.group_of(layer)], keys, values)
     decode = partial(attend_decode, attention, weights.sinks, kv, layer)
     prefill = partial(attend_prefill, attention, weights.sinks, kv, layer)
     mixed = _by_phase(decode, prefill, queries, batch, batch.tables[kv.group_of(layer)])
+    if weights.q_gate is not None:
+        mixed = mixed * sigmoid(linear(normed, weights.q_gate))
     return linear(mixed, weights.o, weights.o_bias)
 
 
@@ -193,17 +215,29 @@ def _by_phase(
 
 def _mlp_block(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden: Array, join: Join | None) -> Array:
     """What the MLP, or the experts in its place, add  # [num_tokens, hidden]"""
-    normed = rms_norm(hidden, weights.mlp_norm, spec.norm_eps)
+    normed = _maybe_normed(hidden, weights.mlp_norm, spec.norm_eps)
     if isinstance(layer.mlp, MoeSpec) and isinstance(weights.mlp, ExpertWeights):
+        if layer.mlp.has_own_norms:
+            output = experts_beside(layer.mlp, weights.mlp, hidden, normed, spec.norm_eps, join)
+            return _maybe_normed(output, weights.post_mlp_norm, spec.norm_eps)
         output = mixture_of_experts(layer.mlp, weights.mlp, normed)
     else:
         assert isinstance(layer.mlp, DenseMlp) and isinstance(weights.mlp, GatedMlp)
         output = gated_mlp(layer.mlp, weights.mlp, normed)
     if join is not None:
         join(output)
-    if weights.post_mlp_norm is not None:
-        output = rms_norm(output, weights.post_mlp_norm, spec.norm_eps)
-    return output
+    return _maybe_normed(output, weights.post_mlp_norm, spec.norm_eps)
+
+
+def _maybe_normed(x: Array, norm: Array | None, eps: float) -> Array:
+    return x if norm is None else rms_norm(x, norm, eps)
+
+
+def _normed_heads(attention: GroupedAttention, x: Array, norm: Array | None, eps: float) -> Array:
+    """Each head normed by itself, or all of a token's together  # [num_tokens, heads, head_dim]"""
+    if attention.norm_spans_heads:
+        return _heads(_maybe_normed(x, norm, eps), attention.head_dim)
+    return _maybe_normed(_heads(x, attention.head_dim), norm, eps)
 
 
 def _heads(x: Array, head_dim: int) -> Array:

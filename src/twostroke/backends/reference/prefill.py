@@ -31,7 +31,9 @@ def attend_prefill(
     # The chunk's first token looks back furthest: nothing before its window is read.
     start = 0 if window is None else max(0, first - window + 1)
     keys, values = kv.read(layer, table, start, end)  # [context, kv_heads, head_dim], the chunk itself included
-    visible = visibility(first, end, start, window)  # [chunk, context]
+    # Tokens that see each other both ways are all in one chunk.
+    sees = visibility if attention.is_causal else neighbourhood
+    visible = sees(first, end, start, window)  # [chunk, context]
     outputs = np.empty(queries.shape, dtype=np.float32)
     # One KV head at a time, with the query heads that share it: it bounds the memory that scores take.
     for kv_head in range(attention.num_kv_heads):
@@ -78,3 +80,11 @@ def visibility(first: int, end: int, start: int, window: int | None) -> npt.NDAr
     keys = np.arange(start, end)[None, :]
     causal = keys <= queries
     return causal if window is None else causal & (keys > queries - window)
+
+
+def neighbourhood(first: int, end: int, start: int, window: int | None) -> npt.NDArray[np.bool_]:
+    """The same of an encoder: every key, or those less than a window away on either side."""
+    queries = np.arange(first, end)[:, None]
+    keys = np.arange(start, end)[None, :]
+    near: npt.NDArray[np.bool_] = np.abs(queries - keys) < (end + 1 if window is None else window)
+    return near

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.backends.reference.recurrent_weights import RecurrentWeights, recurrent_weights
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LatentAttention, LayerSpec, MoeSpec, expert_name
+from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, MoeSpec, Recurrent, expert_name
+from twostroke.models.weights.tensor import WeightTensor
 
 Array = npt.NDArray[np.float32]
 
@@ -18,9 +20,9 @@ Array = npt.NDArray[np.float32]
 class GatedMlp:
     """A layer's MLP, or one of its experts."""
 
-    gate: Array  # [intermediate, hidden]
     up: Array  # [intermediate, hidden]
     down: Array  # [hidden, intermediate]
+    gate: Array | None = None  # [intermediate, hidden]
     gate_bias: Array | None = None
     up_bias: Array | None = None
     down_bias: Array | None = None
@@ -37,20 +39,28 @@ class ExpertWeights:
     router_correction: Array | None = None
     shared: GatedMlp | None = None
     shared_router: Array | None = None  # [1, hidden]
+    router_norm: Array | None = None
+    experts_norm: Array | None = None
+    post_experts_norm: Array | None = None
+    post_shared_norm: Array | None = None
+    expert_scale: Array | None = None  # [experts]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeights:
     q: Array
-    k: Array
-    v: Array
     o: Array
+    k: Array | None = None
+    """None: it reads another layer's keys and values."""
+    v: Array | None = None
+    """None: values are what keys are made of."""
     q_bias: Array | None = None
     k_bias: Array | None = None
     v_bias: Array | None = None
     o_bias: Array | None = None
     q_norm: Array | None = None
     k_norm: Array | None = None
+    q_gate: Array | None = None  # [heads * head_dim, hidden]
     sinks: Array | None = None  # [heads]
 
 
@@ -73,20 +83,47 @@ class LatentWeights:
 class LayerWeights:
     """Matrices are [outputs, inputs], vectors [outputs]; what a family lacks is None."""
 
-    attention_norm: Array
-    attention: GroupedWeights | LatentWeights
-    mlp_norm: Array
-    mlp: GatedMlp | ExpertWeights
+    attention: GroupedWeights | LatentWeights | RecurrentWeights | None = None
+    mlp: GatedMlp | ExpertWeights | None = None
+    attention_norm: Array | None = None
+    mlp_norm: Array | None = None
     post_attention_norm: Array | None = None
     post_mlp_norm: Array | None = None
+    attention_norm_bias: Array | None = None
+    mlp_norm_bias: Array | None = None
+    input_gate: Array | None = None  # [width, hidden]
+    input_projection: Array | None = None  # [hidden, width]
+    post_input_norm: Array | None = None
+    layer_scale: Array | None = None  # [1]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputWeights:
+    """What makes a vector for each token and layer."""
+
+    embedding: WeightTensor  # [vocab, layers * width]: as stored, since it is the largest of all and few rows are read
+    projection: Array  # [layers * width, hidden]
+    norm: Array  # [width]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceWeights:
+    """Of a model that looks positions up."""
+
+    positions: Array  # [positions, hidden]
+    texts: Array  # [2, hidden]
+    norm: Array
+    norm_bias: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     embedding: Array  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    final_norm: Array  # [hidden]
-    output: Array  # [vocab, hidden]; the embedding itself when the two are tied
+    final_norm: Array  # [hidden]; empty: there is none
+    output: Array | None  # [vocab, hidden]; the embedding itself when the two are tied; None: it scores no tokens
+    places: PlaceWeights | None = None
+    layer_inputs: LayerInputWeights | None = None
 
     @staticmethod
     def from_checkpoint(checkpoint: Checkpoint) -> Weights:
@@ -98,23 +135,45 @@ class Weights:
                 by_layer[int(index)][own_name] = tensor.to_float32()
         layers = tuple(_layer_weights(own, layer) for own, layer in zip(by_layer, spec.layers, strict=True))
         embedding = tensors["embedding"].to_float32()
-        output = embedding if spec.tied_embeddings else tensors["output"].to_float32()
-        return Weights(embedding, layers, tensors["final_norm"].to_float32(), output)
+        output = None
+        if spec.has_output:
+            output = embedding if spec.tied_embeddings else tensors["output"].to_float32()
+        final_norm = tensors["final_norm"].to_float32() if spec.has_final_norm else np.zeros(0, dtype=np.float32)
+        places = None
+        if spec.places is not None:
+            places = PlaceWeights(*(tensors[name].to_float32() for name in _PLACES))
+        return Weights(embedding, layers, final_norm, output, places, _layer_inputs(checkpoint))
 
 
 _GROUPED = tuple(field.name for field in fields(GroupedWeights))
 _MLP = tuple(field.name for field in fields(GatedMlp))
-_NORMS = ("attention_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm")
+_AROUND = tuple(field.name for field in fields(LayerWeights) if field.name not in ("attention", "mlp"))
+_ROUTER = tuple(
+    field.name for field in fields(ExpertWeights) if field.name not in ("experts", "shared", "shared_router")
+)
+_PLACES = ("position_embedding", "text_embedding", "embedding_norm", "embedding_norm_bias")
 
 
 def _layer_weights(arrays: dict[str, Array], layer: LayerSpec) -> LayerWeights:
-    attention: GroupedWeights | LatentWeights
+    attention: GroupedWeights | LatentWeights | RecurrentWeights | None = None
     if isinstance(layer.attention, LatentAttention):
         attention = _latent(arrays, layer.attention)
-    else:
+    elif isinstance(layer.attention, GroupedAttention):
         attention = GroupedWeights(**_named(arrays, _GROUPED))
-    mlp = _gated_mlp(arrays, "") if layer.moe is None else _experts(arrays, layer.moe)
-    return LayerWeights(attention=attention, mlp=mlp, **_named(arrays, _NORMS))
+    elif isinstance(layer.attention, Recurrent):
+        attention = recurrent_weights(arrays, layer.attention)
+    mlp: GatedMlp | ExpertWeights | None = None
+    if layer.mlp is not None:
+        mlp = _gated_mlp(arrays, "") if layer.moe is None else _experts(arrays, layer.moe)
+    return LayerWeights(attention=attention, mlp=mlp, **_named(arrays, _AROUND))
+
+
+def _layer_inputs(checkpoint: Checkpoint) -> LayerInputWeights | None:
+    if checkpoint.spec.layer_input is None:
+        return None
+    tensors = checkpoint.tensors
+    projection, norm = tensors["layer_projection"].to_float32(), tensors["layer_projection_norm"].to_float32()
+    return LayerInputWeights(tensors["layer_embedding"], projection, norm)
 
 
 def _latent(arrays: dict[str, Array], own: LatentAttention) -> LatentWeights:
@@ -129,7 +188,7 @@ def _experts(arrays: dict[str, Array], moe: MoeSpec) -> ExpertWeights:
         experts={expert: _gated_mlp(arrays, expert_name(expert, "")) for expert in moe.held_experts},
         shared=None if moe.shared is None else _gated_mlp(arrays, "shared."),
         shared_router=arrays.get("shared.router"),
-        **_named(arrays, ("router", "router_bias", "router_correction")),
+        **_named(arrays, _ROUTER),
     )
 
 

@@ -54,6 +54,11 @@ class HostTier:
         for blocks in self._kept:
             yield from blocks.values()
 
+    def taken(self, group: int) -> Iterator[Kept]:
+        """Whatever has a slot of this group, found or not."""
+        yield from self._kept[group].values()
+        yield from (kept for kept in self._hidden if kept.group == group)
+
     def kept_latest_first(self) -> Iterator[Kept]:
         """The same, the most recently used first, one of each group in turn."""
         for turn in zip_longest(*(reversed(blocks.values()) for blocks in self._kept)):

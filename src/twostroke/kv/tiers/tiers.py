@@ -64,6 +64,8 @@ class TierCounts:
 
     host_bytes: int
     host_limit_bytes: int
+    host_blocks: int
+    """That can be found."""
     disk_bytes: int
     """Of all files in the folder, whoever wrote them."""
     disk_limit_bytes: int
@@ -355,6 +357,7 @@ class KVTiers:
         return TierCounts(
             host_bytes=sum(host.num_used(group) * size for group, size in enumerate(sizes)),
             host_limit_bytes=sum(count * size for count, size in zip(host.num_slots, sizes, strict=True)),
+            host_blocks=len(host),
             disk_bytes=0 if disk is None else disk.used_bytes,
             disk_limit_bytes=0 if disk is None else disk.limit_bytes,
             disk_blocks=0 if disk is None else len(disk),

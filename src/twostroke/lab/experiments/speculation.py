@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from twostroke.core.errors import BackendError
-from twostroke.core.events import PrefillProgress
+from twostroke.core.events import TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.step import Step, StepResult
 from twostroke.core.timing import SequenceTiming
@@ -126,7 +126,7 @@ def _play(apparatus: Apparatus, runs: Runs, text: Text, max_drafts: int, batch: 
             engine.add(Request(f"{salt} {number}", tuple(text.prompt(number)), sampling, cache_salt=salt))
         while engine.busy:
             for event in engine.step():
-                if not isinstance(event, PrefillProgress) and event.finish_reason is not None:
+                if isinstance(event, TokenEvent) and event.finish_reason is not None:
                     if event.error is not None or event.timing is None:
                         raise BackendError(event.error or "an answer ended without its times")
                     timings.append(event.timing)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from twostroke.core.errors import ModelError
 from twostroke.models.families.fields import Fields
-from twostroke.models.spec import ModelSpec, expert_name
+from twostroke.models.spec import ModelSpec, StepActivation, expert_name
 
 
 class StoredTensor(Protocol):
@@ -27,7 +27,9 @@ class Adjustment(Enum):
     """What a format stored differently from what the model multiplies by, and how it is put right."""
 
     ADD_ONE = "Gemma's checkpoints store a norm's weight less one"
-    HALVES_FROM_PAIRS = "GGUF's llama files order each head's q and k rows for a rotation of neighbours"
+    MINUS_EXPONENTIAL = "folders store the logarithm of what a state decays by, without its sign"
+    FINAL_NORM_SCALE = "Granite divides its logits by a number"
+    HALVES_FROM_PAIRS = "GGUF's llama files, and ERNIE's, order each head's q and k rows for a rotation of neighbours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,17 @@ class TensorNames:
     """Tensors with an axis more, in front, that counts a layer's experts."""
     alternating: frozenset[str] = frozenset()
     """Names within a layer, of tensors whose rows go to their targets in turn."""
+    by_head: frozenset[str] = frozenset()
+    """Names within a layer, of tensors that hold what one head has of each target, head after head (`row_heads` of
+    attention says how many)."""
     inputs_first: frozenset[str] = frozenset()
     """Names within a layer, of stacks that hold inputs before outputs where they are floats."""
+    mlp_is_shared: bool = False
+    """Gemma 4: in a model with experts, what is a layer's MLP by name is the one beside them."""
+    otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names within a layer, and what they are in layers that have nothing of what `layer` says."""
+    flattened: frozenset[str] = frozenset()
+    """Names within a layer, of vectors that files may give more axes than one."""
     latent_stacks: tuple[str, str, str] | None = None
     """Names within a layer: stacks of what keys and what values of latent attention are made with, and of the matrix
     that they are together."""
@@ -70,12 +81,17 @@ class TensorNames:
     def in_layer(self, num_experts: int) -> dict[str, tuple[str, ...]]:
         """`layer`, and every expert's tensors by their full names within a layer."""
         names = dict(self.layer)
+        if self.mlp_is_shared and num_experts:
+            names |= {stored: (f"shared.{own}",) for stored, (own, *_) in names.items() if own in _MLP}
         for expert in range(num_experts):
             for stored, targets in self.experts.items():
                 names[stored.format(expert)] = _of_experts(range(expert, expert + 1), targets)
         for stored, targets in self.stacked_experts.items():
             names[stored] = _of_experts(range(num_experts), targets)
         return names
+
+
+_MLP = ("gate", "up", "down")
 
 
 def _of_experts(experts: range, targets: tuple[str, ...]) -> tuple[str, ...]:
@@ -149,5 +165,8 @@ class Family:
     gguf_names: TensorNames = GGUF_NAMES
     not_run: str | None = None
     """Why this engine cannot run it, in a sentence: such a family can be planned and simulated alone."""
+    classifiers: Mapping[str, tuple[tuple[str, StepActivation], ...]] = field(default_factory=dict)
+    """Of architectures that score pairs of texts: the names of the matrices that the first token's state goes through,
+    less `.weight` and `.bias`, and what follows each."""
     only_on: tuple[str, str] | None = None
     """Where this engine runs it, and why nowhere else; None: on every backend."""

@@ -28,10 +28,10 @@ from twostroke.models.spec import (
 
 # Far above any model there is: what keeps a hostile file from asking for endless work.
 MAX_LAYERS = 1024
-_MAX_HIDDEN = 2**17
-_MAX_HEADS = 4096
+MAX_HIDDEN = 2**17
+MAX_HEADS = 4096
 _MAX_HEAD_DIM = 1024
-_MAX_VOCAB = 2**22
+MAX_VOCAB = 2**22
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -105,7 +105,7 @@ def spec_from_config(
     refuse_quantised(config)
     config.refuse_unless({name: values for name, values in _HF_NEUTRAL.items() if name not in handled})
     for name in _RECURRENT:
-        if config.get(name) is not None:
+        if name not in handled and config.get(name) is not None:
             raise config.error(name, "tells of layers without attention, which are neither computed nor counted yet")
     if "partial_rotary_factor" not in handled:
         for name in ("rope_scaling", "rope_parameters"):
@@ -125,7 +125,7 @@ def spec_from_config(
     else:
         rope = rope_from_config(config, rotary_dim or _head_dim(config), _max_context(config))
         attention = replace(_attention(config, rope), qkv_bias=has_bias, output_bias=has_bias)
-    spec = _spec(config, family, config.integer("vocab_size", 1, _MAX_VOCAB), attention, dense)
+    spec = _spec(config, family, config.integer("vocab_size", 1, MAX_VOCAB), attention, dense)
     return replace(
         with_mlps(spec, experts.mlps_from_config(config, spec.num_layers, dense)),
         tied_embeddings=config.flag("tie_word_embeddings", default=tied),
@@ -168,7 +168,7 @@ def _spec(fields: Fields, family: str, vocab_size: int, attention: Attention, de
     return ModelSpec(
         family=family,
         vocab_size=vocab_size,
-        hidden_size=fields.integer("hidden_size", 1, _MAX_HIDDEN),
+        hidden_size=fields.integer("hidden_size", 1, MAX_HIDDEN),
         max_context=_max_context(fields),
         layers=(LayerSpec(attention, dense),) * fields.integer("num_hidden_layers", 1, MAX_LAYERS),
         norm_eps=fields.number("rms_norm_eps", 0.0, 1.0),
@@ -176,8 +176,8 @@ def _spec(fields: Fields, family: str, vocab_size: int, attention: Attention, de
 
 
 def _attention(fields: Fields, rope: RopeSpec) -> GroupedAttention:
-    num_heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
-    num_kv_heads = fields.integer("num_key_value_heads", 1, _MAX_HEADS, num_heads)
+    num_heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
+    num_kv_heads = fields.integer("num_key_value_heads", 1, MAX_HEADS, num_heads)
     if num_heads % num_kv_heads:
         raise fields.error(
             "num_key_value_heads", f"is {num_kv_heads}, and the {num_heads} heads are not a multiple of it"
@@ -186,8 +186,8 @@ def _attention(fields: Fields, rope: RopeSpec) -> GroupedAttention:
 
 
 def _head_dim(fields: Fields) -> int:
-    hidden_size = fields.integer("hidden_size", 1, _MAX_HIDDEN)
-    num_heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
+    hidden_size = fields.integer("hidden_size", 1, MAX_HIDDEN)
+    num_heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     if fields.get("head_dim") is None and hidden_size % num_heads:
         raise fields.error(
             "head_dim", f"is missing, and hidden size {hidden_size} is no multiple of the {num_heads} heads"
@@ -223,9 +223,11 @@ def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
     )
 
 
-def with_gguf_experts(spec: ModelSpec, fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+def with_gguf_experts(
+    spec: ModelSpec, fields: Fields, tensors: Mapping[str, StoredTensor], handled: Sequence[str] = ()
+) -> ModelSpec:
     dense = DenseMlp(spec.dense_width)
-    return with_mlps(spec, experts.mlps_from_gguf(fields, tensors, spec.num_layers, dense))
+    return with_mlps(spec, experts.mlps_from_gguf(fields, tensors, spec.num_layers, dense, handled))
 
 
 def with_mlps(spec: ModelSpec, mlps: Sequence[Mlp]) -> ModelSpec:
@@ -283,6 +285,6 @@ def _embedding_rows(fields: Fields, tensors: Mapping[str, StoredTensor]) -> int:
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{fields.source}: the tensor token_embd.weight is missing")
-    if len(embedding.shape) != 2 or not 1 <= embedding.shape[0] <= _MAX_VOCAB:
+    if len(embedding.shape) != 2 or not 1 <= embedding.shape[0] <= MAX_VOCAB:
         raise ModelError(f"{fields.source}: token_embd.weight has shape {embedding.shape}, and a matrix is needed")
     return embedding.shape[0]

@@ -73,14 +73,12 @@ _GGUF_NAMES = replace(
     latent_stacks=latent.GGUF_LATENT_STACKS,
     ignores_further_layers=True,
 )
-ONLY_ON = ("cards, and on its reference backend, which is slow", "its CPU backend computes no latent attention")
 V2 = Family(
     "deepseek_v2",
     ("DeepseekV2ForCausalLM",),
     (),
     _v2_from_config,
     hf_names=HF_LATENT_NAMES,
-    only_on=ONLY_ON,
 )
 V3 = Family(
     "deepseek_v3",
@@ -90,15 +88,13 @@ V3 = Family(
     _from_gguf,
     HF_LATENT_NAMES,
     _GGUF_NAMES,
-    only_on=ONLY_ON,
 )
 # Kimi's files say DeepseekV3ForCausalLM.
-KIMI = Family("kimi_k2", (), (), _kimi_from_config, hf_names=HF_LATENT_NAMES, only_on=ONLY_ON)
+KIMI = Family("kimi_k2", (), (), _kimi_from_config, hf_names=HF_LATENT_NAMES)
 GLM = Family(
     "glm4_moe_lite",
     ("Glm4MoeLiteForCausalLM",),
     (),
     _glm_from_config,
     hf_names=HF_LATENT_NAMES,
-    only_on=ONLY_ON,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,10 +127,15 @@ def has_experts(fields: Fields) -> bool:
 
 
 def mlps_from_gguf(
-    fields: Fields, tensors: Mapping[str, StoredTensor], num_layers: int, dense: DenseMlp
+    fields: Fields,
+    tensors: Mapping[str, StoredTensor],
+    num_layers: int,
+    dense: DenseMlp,
+    handled: Sequence[str] = (),
 ) -> tuple[Mlp, ...]:
     """llama.cpp scales the chosen shares to a sum of 1 in these architectures, unless a key says otherwise; of
-    DeepSeek's it does where the key says so."""
+    DeepSeek's it does where the key says so. `handled` names features that are refused unless the calling family has
+    them."""
     num_experts = fields.integer("expert_count", 1, _MAX_EXPERTS)
     _check_total(fields, "expert_count", num_experts, num_layers)
     first = fields.integer("leading_dense_block_count", 0, num_layers, 0)
@@ -138,11 +143,13 @@ def mlps_from_gguf(
         raise fields.error("expert_count", f"is {num_experts}, and the file holds no router in its first layer")
     size = fields.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE, dense.intermediate_size)
     is_deepseek = fields.get("attention.kv_lora_rank") is not None
-    if not is_deepseek:
+    if not is_deepseek and f"blk.{first}.exp_probs_b.bias" not in tensors:
         # 1 is a softmax, which is what these architectures have without a word, too.
-        neutral = {"expert_shared_count": (0,), "expert_gating_func": (0, 1), "expert_weights_scale": (0, 0.0, 1, 1.0)}
-        fields.refuse_unless(neutral)
-    shared = fields.integer("expert_shared_count", 0, _MAX_EXPERTS, 0) * size
+        neutral = {"expert_gating_func": (0, 1), "expert_weights_scale": (0, 0.0, 1, 1.0)}
+        neutral |= dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,))
+        fields.refuse_unless({name: values for name, values in neutral.items() if name not in handled})
+    by_count = fields.integer("expert_shared_count", 0, _MAX_EXPERTS, 0) * size
+    shared = fields.integer("expert_shared_feed_forward_length", 0, MAX_INTERMEDIATE, by_count)
     moe = MoeSpec(
         num_experts=num_experts,
         experts_per_token=fields.integer("expert_used_count", 1, num_experts),

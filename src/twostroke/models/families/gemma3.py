@@ -39,8 +39,13 @@ _DEFAULTS = {
 def _from_config(config: Fields) -> ModelSpec:
     config = _text_config(config).over(_DEFAULTS)
     shared = config.without("rope_parameters", "rope_scaling", "rope_theta")  # its two ropes are read below
-    spec = gemma(decoder.spec_from_config(shared, "gemma3", handled=("final_logit_softcapping",), tied=True))
-    spec = decoder.with_attention(spec, qk_norm=True, own_scale=scale_from_config(config))
+    handled = ("final_logit_softcapping", "use_bidirectional_attention")
+    spec = gemma(decoder.spec_from_config(shared, "gemma3", handled=handled, tied=True))
+    both_ways = config.flag("use_bidirectional_attention", default=False)
+    if both_ways and config.get("sliding_window") is not None:  # it is told as wide as it is in all, ahead and back
+        half = config.integer("sliding_window", 1, rope.MAX_CONTEXT) // 2
+        config = config.without("sliding_window").over({"sliding_window": half + 1})
+    spec = decoder.with_attention(spec, qk_norm=True, own_scale=scale_from_config(config), is_causal=not both_ways)
     spec = replace(spec, logits_softcap=soft_cap(config, "final_logit_softcapping"))
     period = config.integer("sliding_window_pattern", 1, decoder.MAX_LAYERS, _PERIOD)
     sliding = decoder.sliding_layers(config, spec.num_layers, decoder.every_nth_full(spec.num_layers, period))
@@ -126,5 +131,5 @@ _HF_NAMES = replace(
         "model.language_model.": "model.",
     },
 )
-_HF = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+_HF = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma3TextModel")
 FAMILY = Family("gemma3", _HF, ("gemma3",), _from_config, _from_gguf, _HF_NAMES)

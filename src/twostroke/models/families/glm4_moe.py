@@ -27,8 +27,4 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=HF_LATENT_NAMES,
-    only_on=(
-        "cards, and on its reference backend, which is slow",
-        "its CPU backend computes no experts that every token meets",
-    ),
 )

@@ -20,5 +20,4 @@ FAMILY = Family(
     ("Ministral3ForCausalLM",),
     (),
     _from_config,
-    only_on=("cards, and on its reference backend, which is slow", "its CPU backend has no queries that grow"),
 )

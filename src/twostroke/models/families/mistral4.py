@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostroke.models.families import decoder, experts, latent
 from twostroke.models.families.declaration import Family
-from twostroke.models.families.deepseek import HANDLED, HF_LATENT_NAMES, ONLY_ON
+from twostroke.models.families.deepseek import HANDLED, HF_LATENT_NAMES
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec, Routing
 
@@ -16,4 +16,4 @@ def _from_config(config: Fields) -> ModelSpec:
     return experts.with_routing(spec, config, Routing(ranked_by=2), groups=(1, 1), normalise_weights=normalise)
 
 
-FAMILY = Family("mistral4", ("Mistral4ForCausalLM",), (), _from_config, hf_names=HF_LATENT_NAMES, only_on=ONLY_ON)
+FAMILY = Family("mistral4", ("Mistral4ForCausalLM",), (), _from_config, hf_names=HF_LATENT_NAMES)

@@ -17,7 +17,7 @@ def _from_config(config: Fields) -> ModelSpec:
     return decoder.windowed(experts.required(spec, config), config)
 
 
-_HF_NAMES = replace(
+HF_MIXTRAL_NAMES = replace(
     HF_NAMES,
     layer={
         **HF_LAYER,
@@ -30,4 +30,4 @@ _HF_NAMES = replace(
     },
     stacked_experts=experts.HF_STACKED_EXPERTS,
 )
-FAMILY = Family("mixtral", ("MixtralForCausalLM",), (), _from_config, hf_names=_HF_NAMES)
+FAMILY = Family("mixtral", ("MixtralForCausalLM",), (), _from_config, hf_names=HF_MIXTRAL_NAMES)

@@ -35,8 +35,4 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=_HF_NAMES,
-    only_on=(
-        "cards, and on its reference backend, which is slow",
-        "its CPU backend computes no experts that every token meets",
-    ),
 )

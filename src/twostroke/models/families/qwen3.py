@@ -22,4 +22,4 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return refuse_window(decoder.with_attention(spec, qk_norm=True), fields)
 
 
-FAMILY = Family("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), _from_config, _from_gguf)
+FAMILY = Family("qwen3", ("Qwen3ForCausalLM", "Qwen3Model"), ("qwen3",), _from_config, _from_gguf)

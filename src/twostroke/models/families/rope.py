@@ -25,6 +25,7 @@ MAX_CONTEXT = 2**30
 DEFAULT_THETA = 10_000.0
 _MAX_THETA = 1e15
 _MAX_FACTOR = 1e6
+_NEVER = 1e29
 
 
 def rope_settings(config: Fields) -> Fields:
@@ -156,6 +157,7 @@ def _divisors(source: str, tensors: Mapping[str, StoredTensor], name: str, dim: 
             f"{source}: {name} has shape {tensors[name].shape}, and the rotary dimensions ask for {dim // 2}"
         )
     values = tuple(float(value) for value in tensors[name].to_float32())
-    if not all(1e-6 < value < _MAX_FACTOR for value in values):
+    # 1e30 is how llama.cpp writes that a pair is not rotated.
+    if not all(1e-6 < value < _MAX_FACTOR or value >= _NEVER for value in values):
         raise ModelError(f"{source}: {name} must hold positive numbers only")
     return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +103,11 @@ class WeightTensor:
     def flat(self) -> WeightTensor:
         """[experts, rows, inputs] as [experts * rows, inputs], which its bytes are already."""
         return WeightTensor(self.name, self.kind, (self.shape[0] * self.shape[1], self.shape[2]), self.data)
+
+    def shaped(self, shape: tuple[int, ...]) -> WeightTensor:
+        """The same numbers in a shape that differs in axes of length 1: [channels, 1, taps], as folders hold a
+        convolution, as [channels, taps]; [n, 1] as a vector of n."""
+        return WeightTensor(self.name, self.kind, shape, self.data.reshape(prod(shape[:-1]), -1))
 
     def rows(self, start: int, stop: int) -> WeightTensor:
         """A view of some rows of a matrix: how fused projections are split."""

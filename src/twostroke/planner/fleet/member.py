@@ -4,10 +4,11 @@ beside it."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from twostroke.cluster.demand import LevelSignals, Signals
+from twostroke.cluster.demand import LevelSignals, Signals, fitting_streams
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import Sequence
@@ -43,7 +44,9 @@ class FleetReplica(Replica):
         self.spec = spec
         self.readings: list[Reading] = []
         """Since somebody took them."""
-        self.totals = StepTotals()
+        self._totals = StepTotals()
+        self._uncounted: deque[tuple[float, float, bool]] = deque()
+        """Steps that are not in the totals yet: when each ends, its seconds, whether it reads."""
         self._num_carried = 0
 
     def _take_in(self, step: Step, seconds: float, now_s: float, num_tokens: int = 1) -> list[SequenceAdvance]:
@@ -58,16 +61,28 @@ class FleetReplica(Replica):
         return advances
 
     def _launch(self, work: StepWork, newcomers_s: float = 0.0) -> tuple[float, float]:
+        self._count_until(self.now_s)
         seconds, ends_s = super()._launch(work, newcomers_s)
-        totals = self.totals
-        alone = (0, 0.0) if work.chunks else (1, seconds)
-        self.totals = totals._replace(
-            steps=totals.steps + 1,
-            compute_s=totals.compute_s + seconds,
-            decode_only_steps=totals.decode_only_steps + alone[0],
-            decode_only_s=totals.decode_only_s + alone[1],
-        )
+        self._uncounted.append((ends_s, seconds, bool(work.chunks)))
         return seconds, ends_s
+
+    def _count_until(self, moment_s: float) -> None:
+        while self._uncounted and self._uncounted[0][0] <= moment_s:
+            _, seconds, reads = self._uncounted.popleft()
+            totals = self._totals
+            self._totals = totals._replace(
+                steps=totals.steps + 1,
+                compute_s=totals.compute_s + seconds,
+                decode_only_steps=totals.decode_only_steps + (not reads),
+                decode_only_s=totals.decode_only_s + (0.0 if reads else seconds),
+            )
+
+    def totals_at(self, moment_s: float) -> StepTotals:
+        """Of the steps that are over then. Of one that reads as much as has passed of it: with long chunks the share of
+        the time that goes into reading would else be chance."""
+        self._count_until(moment_s)
+        passed_s = sum(max(0.0, moment_s - ends_s + seconds) for ends_s, seconds, reads in self._uncounted if reads)
+        return self._totals._replace(compute_s=self._totals.compute_s + passed_s)
 
     def num_held(self, request: Request) -> int:
         """Tokens of its prompt whose KV is here."""
@@ -102,15 +117,11 @@ class FleetReplica(Replica):
         self._num_carried += 1
         return Sequence(-self._num_carried, request, 0, len(request.prompt_token_ids) + 1)
 
-    def signals(self, before: StepTotals, span_s: float) -> Signals:
-        """As a server's `/autoscale` has them. `before`: its totals so long ago."""
+    def signals(self, steps: StepTotals, span_s: float) -> Signals:
+        """As a server's `/autoscale` has them. `steps`: those of so long."""
         self.settle()
         counts, spec = self.scheduler.counts(), self.spec
-        steps = self.totals.since(before)
         running = [one.next_position for one in self.scheduler.unfinished() if one.num_output]
-        alone_s = None
-        if running:
-            alone_s = spec.step_seconds(StepWork(contexts=[max(1, sum(running) // len(running))]))
         num_used, num_blocks = 0, 0
         for group in counts.blocks:
             num_used, num_blocks = num_used + group.used, num_blocks + group.free + group.cached + group.used
@@ -127,6 +138,11 @@ class FleetReplica(Replica):
             )
             for level in counts.levels
         )
+        length = max(1, sum(running) // max(1, len(running)))
+
+        def step_s(number: int) -> float:
+            return spec.step_seconds(StepWork(contexts=[length] * number))
+
         return Signals(
             waiting=counts.waiting,
             running_prefill=counts.running_prefill,
@@ -137,7 +153,8 @@ class FleetReplica(Replica):
             kv_occupancy=num_used / max(1, num_blocks),
             kv_full_s=counts.kv_full_s,
             stream_step_s=steps.stream_step_s,
-            alone_step_s=alone_s,
+            alone_step_s=step_s(1) if running else None,
+            fitting_streams=fitting_streams(levels, spec.scheduler.max_running, step_s) if running else None,
             levels=levels,
         )
 
@@ -172,9 +189,9 @@ class Member:
         while len(self.marks) > 1 and self.marks[1][0] <= now_s - window_s:
             self.marks.pop(0)
         began_s, before = self.marks[0]
-        found = self.replica.signals(before, now_s - began_s)
-        self.marks.append((now_s, self.replica.totals))
-        return found
+        totals = self.replica.totals_at(now_s)
+        self.marks.append((now_s, totals))
+        return self.replica.signals(totals.since(before), now_s - began_s)
 
 
 def one_token(request: Request) -> Request:

@@ -29,7 +29,28 @@ HARMONY = ToolFormat(
 )
 """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}`, a message of its own: gpt-oss."""
 
-FORMATS = {tool_format.name: tool_format for tool_format in (HARMONY, HERMES, LLAMA3, MISTRAL_ARGS, MISTRAL)}
+GEMMA4 = ToolFormat(
+    name="gemma4",
+    opening="<|tool_call>call:",
+    after_name="{",
+    closing="<tool_call|>",
+    arguments="gemma",
+    signs=("<|tool_call>", "<tool_call|>"),
+)
+"""`<|tool_call>call:name{city:<|"|>Paris<|"|>}<tool_call|>`: Gemma 4."""
+MINIMAX = ToolFormat(
+    name="minimax",
+    opening='<invoke name="',
+    after_name='">',
+    arguments="xml",
+    wrapper=("<minimax:tool_call>", "</minimax:tool_call>"),
+    signs=("<minimax:tool_call>", "</minimax:tool_call>"),
+)
+"""`<minimax:tool_call>`, then for each call `<invoke name="...">` and a `<parameter name="...">` each: MiniMax M2."""
+
+FORMATS = {
+    tool_format.name: tool_format for tool_format in (HARMONY, GEMMA4, MINIMAX, HERMES, LLAMA3, MISTRAL_ARGS, MISTRAL)
+}
 """Of two with the same opening, the one that is known by more comes first."""
 
 

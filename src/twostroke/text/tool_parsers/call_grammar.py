@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twostroke.core.grammar import GrammarSpec
-from twostroke.text.grammar import WHITESPACE as JSON_WHITESPACE
 from twostroke.text.grammar import lark_text
+from twostroke.text.tool_parsers import gemma_arguments, xml_arguments
+from twostroke.text.tool_parsers.json_rule import json_rule
 
 if TYPE_CHECKING:
     from twostroke.text.tool_parsers.formats import ToolFormat
 
 Function = Mapping[str, Any]
 ANY_ARGUMENTS = {"type": "object"}
-_CONTROL = re.compile(r"(<\|[^|]*\|>)")
+_CONTROL = re.compile(r"(<\|[^|>]*\|?>|<[^<|>]*\|>)")
 """Control tokens inside a marker."""
 _TEXT = r"TEXT: /(.|\n)*/"
 _UNOPENED = r"UNOPENED: /[^<](.|\n)*/"
@@ -52,24 +53,34 @@ def either_grammar(
     """Calls, or an answer that is JSON of this schema. Arguments as in `answer_grammar`."""
     rules = _Rules(tool_format, _loosened(functions), special_tokens, only_one)
     start = f"start: {rules.preface()}(calls | {rules.answer_opening()}format)"
-    return rules.spec(f"{start}\ncalls: {rules.calls()}\nformat: {_json(json.loads(schema))}")
+    return rules.spec(f"{start}\ncalls: {rules.calls()}\nformat: {json_rule(json.loads(schema))}")
 
 
 def raw_head(tool_format: ToolFormat, name: str) -> str:
     """What a call of a function with a grammar of its own begins with, up to its input, in the grammars here."""
-    return f"{_head(tool_format, name)}{_INPUT_HEAD}"
+    return f"{_head(tool_format, name)}{_input_marks(tool_format)[0]}"
 
 
 def raw_tail(tool_format: ToolFormat) -> str:
     """And what it ends with, which is the answer's end too: nobody could tell it from the input else."""
     if tool_format.after_name:
-        return _INPUT_TAIL
+        end = f"\n{tool_format.wrapper[1]}" if tool_format.wrapper is not None else tool_format.closing or ""
+        return _input_marks(tool_format)[1] + end
     if tool_format.is_list:
         return _INPUT_TAIL + "}]"
     return _INPUT_TAIL + "}" + ("" if tool_format.closing is None else f"\n{tool_format.closing}")
 
 
 _INPUT_HEAD, _INPUT_TAIL = '{"input": "', '"}'
+
+
+def _input_marks(tool_format: ToolFormat) -> tuple[str, str]:
+    """What stands around a raw input within a call's arguments."""
+    if tool_format.arguments == "xml":
+        return xml_arguments.INPUT_HEAD, xml_arguments.INPUT_TAIL
+    if tool_format.arguments == "gemma":
+        return gemma_arguments.INPUT_HEAD, gemma_arguments.INPUT_TAIL
+    return _INPUT_HEAD, _INPUT_TAIL
 
 
 def _loosened(functions: Sequence[Function]) -> list[Function]:
@@ -81,10 +92,6 @@ def _head(tool_format: ToolFormat, name: str) -> str:
     if tool_format.after_name:
         return ""
     return f'{{"name": {json.dumps(name)}, "{tool_format.arguments_key}": '
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}})
 
 
 class _Rules:
@@ -111,9 +118,19 @@ class _Rules:
             return f'{opening} "[" {self._row("", ", ", "")} "]"'
         if self._format.begins_bare:
             return self._row("", "", "")
+        if self._format.wrapper is not None:
+            return self._wrapped(self._token(self._format.wrapper[0]))
         if self._format.after_name:
-            return self._row(opening, "", "")
+            return self._row(opening, "", self._closing())
         return self._row(f'{opening} "\\n"', "\n", f'"\\n" {self._token(self._format.closing or "")}')
+
+    def _closing(self) -> str:
+        return "" if self._format.closing is None else self._token(self._format.closing)
+
+    def _wrapped(self, opening: str) -> str:
+        assert self._format.wrapper is not None
+        row = self._row(self._token(self._format.opening), "\n", "")
+        return f'{opening} "\\n" {row} "\\n" {self._token(self._format.wrapper[1])}'
 
     def preface(self) -> str:
         """A thought that may stand before all else."""
@@ -137,9 +154,11 @@ class _Rules:
             marker = self._token(self._format.opening) if self._format.opening in self._special_tokens else '""'
             return f'TEXT | ({marker} | "") ({self._row("", "", "")})'
         opening = self._opening_behind_text()
+        if self._format.wrapper is not None:
+            return f"TEXT | {self._wrapped(opening)}"
         if self._format.is_list:
             return f'TEXT | {opening} "[" {self._row("", ", ", "")} "]"'
-        before, behind = opening, ""
+        before, behind = opening, self._closing()
         if not self._format.after_name:
             before, behind = f'{opening} "\\n"?', f'"\\n"? {self._token(self._format.closing or "")}'
         last = " | ".join(f"{before} {rule} {behind}" for rule in (self._plain, self._raw) if rule)
@@ -148,9 +167,10 @@ class _Rules:
         return f"({before} {self._plain} {behind}){{0,{self._most - 1}}} (TEXT | {last})"
 
     def _opening_behind_text(self) -> str:
-        if self._format.opening in self._special_tokens:
-            return f"TEXT {self._token(self._format.opening)}"
-        self._rules.append(f"opening[lazy]: TEXT {lark_text(self._format.opening)}")
+        marker = self._format.opening if self._format.wrapper is None else self._format.wrapper[0]
+        if (token := self._token(marker)) != lark_text(marker):
+            return f"TEXT {token}"
+        self._rules.append(f"opening[lazy]: TEXT {lark_text(marker)}")
         return "opening"
 
     def _row(self, before: str, separator: str, behind: str) -> str:
@@ -171,14 +191,21 @@ class _Rules:
             if self._format.after_name:
                 before, tail = f"{lark_text(function['name'])} {self._token(self._format.after_name)}", ""
             if "lark" in function:
-                body = f"{lark_text(_INPUT_HEAD)} {rule}_{index}_input {lark_text(_INPUT_TAIL)}"
+                head, end = map(self._token, _input_marks(self._format))
+                body = f"{head} {rule}_{index}_input {end}"
                 self._rules.append(f"{rule}_{index}_input: %lark {{\n{function['lark']}\n}}")
             else:
                 body = f"{rule}_{index}_arguments"
-                schema = {"type": "object", **(function.get("parameters") or {})}
-                self._rules.append(f"{rule}_{index}_arguments: {_json(schema)}")
+                self._rules += self._arguments(body, {"type": "object", **(function.get("parameters") or {})})
             self._rules.append(f"{rule}_{index}: {before} {body}{tail}")
         return rule
+
+    def _arguments(self, rule: str, schema: Mapping[str, Any]) -> list[str]:
+        if self._format.arguments == "xml":
+            return xml_arguments.xml_rules(rule, schema)
+        if self._format.arguments == "gemma":
+            return gemma_arguments.gemma_rules(rule, schema, self._token)
+        return [f"{rule}: {json_rule(schema)}"]
 
     def _token(self, text: str) -> str:
         """A control token is named by its id: its text, written out in characters, would be something else."""

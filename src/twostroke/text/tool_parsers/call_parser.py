@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twostroke.text.tool_parsers.call_grammar import raw_head, raw_tail
-from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE, CallScanner
+from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE, CallScanner, Scanner
 from twostroke.text.tool_parsers.custom_input import CustomInput
 
 if TYPE_CHECKING:
@@ -37,8 +37,15 @@ class Split:
 class ToolCallParser:
     """One answer's."""
 
-    def __init__(self, tool_format: ToolFormat, custom: Mapping[str, bool], max_calls: int | None) -> None:
-        self._format = tool_format
+    def __init__(
+        self,
+        tool_format: ToolFormat,
+        custom: Mapping[str, bool],
+        max_calls: int | None,
+        schemas: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._format, self._schemas = tool_format, schemas
+        self._opening = tool_format.opening if tool_format.wrapper is None else tool_format.wrapper[0]
         self._custom = custom
         self._raw_heads = {name: raw_head(tool_format, name) for name, is_raw in custom.items() if is_raw}
         self._raw_tail = raw_tail(tool_format)
@@ -46,10 +53,11 @@ class ToolCallParser:
         self._input: CustomInput | None = None
         self._written = ""  # of the call, as far as it may be the head of a raw one
         self._state = self._in_text
-        self._scanner: CallScanner | None = None
+        self._scanner: Scanner | None = None
         self._held = ""  # may be the beginning of a marker
         self._spaces = ""  # shown only if text follows
         self._raw = ""  # of a call that was not handed on yet
+        self._before_name = 0  # characters of it before the name
         self._has_text = False
         self._is_bare = False  # the call has no marker
         self._is_announced = False
@@ -73,7 +81,8 @@ class ToolCallParser:
         self._pass_arguments(split)
         if self._state == self._in_raw_input and self._held == self._raw_tail:
             self.num_finished = self.num_calls
-        held = "" if self._is_announced or self._state == self._closing else self._raw + self._held
+        is_inside = self._state == self._closing or (self._state == self._in_wrapper and not self._raw)
+        held = "" if self._is_announced or is_inside else self._raw + self._held
         if held and is_cut and self._may_be_markup(held):
             self._spaces = held = ""
         self._show(held, split)
@@ -90,7 +99,7 @@ class ToolCallParser:
 
     def _in_text(self, character: str, split: Split) -> None:
         self._held += character
-        while self._held and not self._format.opening.startswith(self._held):
+        while self._held and not self._opening.startswith(self._held):
             if self._format.begins_bare and self._held[0] == "{" and not self._has_text:
                 rest, self._held = self._held, ""
                 self._begin_call(is_bare=True)
@@ -99,20 +108,39 @@ class ToolCallParser:
                 return
             self._show(self._held[0], split)
             self._held = self._held[1:]
-        if self._held == self._format.opening:
-            self._raw, self._held = self._held, ""
+        if self._held == self._opening:
+            self._raw, self._held, self._before_name = self._held, "", len(self._held)
             self._state = self._naming if self._format.after_name else self._between
+            if self._format.wrapper is not None:
+                self._state = self._in_wrapper
+
+    def _in_wrapper(self, character: str, split: Split) -> None:
+        """Between calls of one block, where the next may begin, or the block end."""
+        assert self._format.wrapper is not None
+        if not self._held and character in WHITESPACE:
+            self._raw += character if self._raw else ""
+            return
+        self._held += character
+        if self._held == self._format.opening:
+            self._raw, self._held = self._raw + self._held, ""
+            self._before_name = len(self._raw)
+            self._state = self._naming
+        elif self._held == self._format.wrapper[1] and not self._raw:
+            self._held, self._state = "", self._in_text
+        elif not any(marker.startswith(self._held) for marker in (self._format.opening, self._format.wrapper[1])):
+            held, self._held = self._held, ""
+            self._give_up(held, split)
 
     def _naming(self, character: str, split: Split) -> None:
         """Up to the arguments, in a format that has the name before them."""
         self._raw += character
-        named = self._raw[len(self._format.opening) :]
+        named = self._raw[self._before_name :]
         if named.endswith(self._format.after_name):
             name = named.removesuffix(self._format.after_name).partition(CALL_ID)[0].strip()
             if not name:
                 self._give_up("", split)
                 return
-            self._begin_call(CallScanner.of_arguments(name))
+            self._begin_call(self._format.scanner(name, self._schemas.get(name)))
         elif character == "{" or len(named) > MAX_NAME_CHARS:
             self._give_up("", split)
 
@@ -126,7 +154,7 @@ class ToolCallParser:
         else:
             self._give_up(character, split)
 
-    def _begin_call(self, scanner: CallScanner | None = None, *, is_bare: bool = False) -> None:
+    def _begin_call(self, scanner: Scanner | None = None, *, is_bare: bool = False) -> None:
         self._scanner = scanner or CallScanner()
         self._is_announced, self._has_arguments, self._is_bare = False, False, is_bare
         self._written = ""
@@ -152,7 +180,7 @@ class ToolCallParser:
         if scanner.is_done or scanner.has_failed:
             self._end_call(split)
 
-    def _takes_raw_input(self, character: str, scanner: CallScanner, split: Split) -> bool:
+    def _takes_raw_input(self, character: str, scanner: Scanner, split: Split) -> bool:
         if len(self._written) <= MAX_NAME_CHARS:
             self._written += character
         if scanner.name not in self._raw_heads or self._written != self._raw_heads[scanner.name]:
@@ -186,7 +214,9 @@ class ToolCallParser:
         self._pass_arguments(split)
         self._scanner, self._is_announced = None, False
         self._state = self._between if self._format.closing is None else self._closing
-        if self._format.after_name:
+        if self._format.wrapper is not None:
+            self._state = self._in_wrapper
+        elif self._format.after_name and self._format.closing is None:
             self._state = self._in_text
         if self.num_calls == self._max_calls:
             self._state = self._behind_the_last

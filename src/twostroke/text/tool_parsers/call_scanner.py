@@ -4,10 +4,32 @@ Forgives nothing: what is no such object fails, and the caller keeps the text.""
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 WHITESPACE = " \t\r\n"
 MAX_NAME_CHARS = 4096
+
+
+class Scanner(Protocol):
+    """What reads one call: of a JSON object, or of arguments written another way."""
+
+    name: str | None
+    is_done: bool
+    has_failed: bool
+
+    def push(self, character: str) -> None: ...
+
+    @property
+    def has_arguments(self) -> bool:
+        """Some that were not taken yet."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Its arguments have come to their end, and its name is known; its own end may be missing."""
+
+    def take_arguments(self) -> str:
+        """What is new of them, as JSON; nothing before the name is known."""
 
 
 class CallScanner:
@@ -41,16 +63,13 @@ class CallScanner:
 
     @property
     def has_arguments(self) -> bool:
-        """Some that were not taken yet."""
         return bool(self._arguments)
 
     @property
     def is_whole(self) -> bool:
-        """Its arguments have come to their end, and its name is known; its own end may be missing."""
         return self._arguments_ended and self.name is not None
 
     def take_arguments(self) -> str:
-        """What is new of them; nothing before the name is known."""
         if self.name is None:
             return ""
         text = "".join(self._arguments)

@@ -40,7 +40,8 @@ function useAddress() {
   return address;
 }
 
-/** What may act on the server is not there in a recording, and not in a page that is for looking alone. */
+/** What may act on the server is not there in a recording, and not in a page that is for looking alone: which it is, the
+ * server wrote into the page. */
 function offered(view, live, mayAct) {
   if (view.acts) return live.kind === "live" && mayAct;
   return view.asks ? live.kind === "live" : true;
@@ -72,7 +73,7 @@ function App({ source: first }) {
     return onFrame((elapsed_s) => source.player.advance(elapsed_s));
   }, [source, first]);
 
-  const mayAct = first.kind === "live" && first.history.hello?.page !== "view";
+  const mayAct = first.kind === "live" && document.documentElement.dataset.page === "full";
   const views = VIEWS.filter((view) => offered(view, first, mayAct));
   const chosen = views.find((view) => view.name === address.name) || views[0];
   useEffect(() => {

@@ -15,14 +15,18 @@ function Canvas({ paint, revision, height }) {
     const context = element.getContext("2d");
     let drawn = null;
     let size = "";
-    return onFrame((elapsed_s) => {
-      const width = element.clientWidth;
-      const tall = element.clientHeight;
+    let [width, tall] = [0, 0]; // asked for when they change: asking in every frame would lay the page out in every frame
+    const watcher = new ResizeObserver(() => {
+      [width, tall] = [element.clientWidth, element.clientHeight];
+    });
+    watcher.observe(element);
+    const stop = onFrame((elapsed_s) => {
+      if (!width) return; // it is in a view that is hidden
       const density = window.devicePixelRatio || 1;
       const nextSize = `${width} ${tall} ${density}`;
       const { paint: draw, revision: version } = current.current;
       const next = version(elapsed_s);
-      if ((next === drawn && nextSize === size && theme() === element.themed) || !width) return;
+      if (next === drawn && nextSize === size && theme() === element.themed) return;
       if (nextSize !== size) {
         element.width = Math.round(width * density);
         element.height = Math.round(tall * density);
@@ -34,6 +38,10 @@ function Canvas({ paint, revision, height }) {
       context.clearRect(0, 0, width, tall);
       draw(context, width, tall);
     });
+    return () => {
+      watcher.disconnect();
+      stop();
+    };
   }, []);
   return html`<canvas ref=${canvas} aria-hidden="true" style=${{ height: `${height}px` }}></canvas>`;
 }

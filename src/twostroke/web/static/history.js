@@ -1,12 +1,15 @@
 // What the events of a run say, kept by time: steps, requests and block maps of the last minutes, each bounded.
 // Knows the events; knows nothing of the network, of drawing, or of which moment is being looked at.
 
+import { BANDS, bandsOf, touchedOf } from "./block_bands.js";
 import { newRequest } from "./request_state.js";
 
 const MAX_STEPS = 40000;
+const MAX_WORK = 1000000; // chunks and slots of all steps together: a step of 256 streams is as large as 256 of one
 const MAX_MAPS = 4000;
 const MAX_RUNS = 400000; // of all maps together: some tens of MB, however finely the blocks are divided
 const MAX_REQUESTS = 400;
+const SILENT_S = 300; // where events were missed, the end of one that was silent for so long was among them
 const MAX_TOKEN_TIMES = 20000;
 const TRIM_SHARE = 1.25; // arrays are cut only when they are this much too long
 
@@ -21,6 +24,7 @@ class History {
     this.hello = hello;
     this.steps = [];
     this.firstStep = 0; // the number of steps that were cut off at the front
+    this.work = 0;
     this.maps = [];
     this.mapRuns = 0;
     this.requests = new Map();
@@ -29,7 +33,7 @@ class History {
     this.engineState = hello?.state ?? null; // starting, ready, restarting, stopped
     this.latest_s = hello ? hello.now_s : 0;
     this.clockOffset_s = hello ? hello.now_s - performance.now() / 1000 : 0;
-    this.topBlock = []; // of each group: how many blocks from the first on were ever in use
+    this.touched = {}; // of each band of each group: how many blocks from the first on were ever in use
     this.draftsSeen = false;
     this.skipped = 0; // events that this viewer was too slow for
     this.revision += 1;
@@ -64,7 +68,7 @@ class History {
 
   forgetOldest() {
     for (const [number, request] of this.requests) {
-      if (request.ended) {
+      if (request.ended || (this.skipped > 0 && this.latest_s - lastSign_s(request) > SILENT_S)) {
         this.requests.delete(number);
         this.calls.delete(request.id);
         return;
@@ -143,11 +147,8 @@ const HANDLERS = {
 
   step(history, event) {
     history.steps.push(event);
-    const cut = history.bounded ? trimmed(history.steps, MAX_STEPS) : 0;
-    if (cut) {
-      history.steps.splice(0, cut);
-      history.firstStep += cut;
-    }
+    history.work += workOf(event);
+    if (history.bounded) forgetSteps(history);
     for (const [number, start, count, total] of event.chunks) {
       const request = history.request(number);
       request.chunks.push({ began_s: event.began_s, done_s: event.done_s, start, count, total });
@@ -169,9 +170,11 @@ const HANDLERS = {
     history.maps.push(event);
     history.mapRuns += runsOf(event);
     if (history.bounded) forgetMaps(history);
-    event.groups.forEach(({ runs }, index) => {
-      const [first, blocks] = runs.findLast((run) => run[2] !== "free") || [0, 0];
-      history.topBlock[index] = Math.max(history.topBlock[index] || 0, first + blocks);
+    event.groups.forEach((_, group) => {
+      for (const band of bandsOf(event, group)) {
+        const name = `${band} ${group}`;
+        history.touched[name] = Math.max(history.touched[name] || 0, touchedOf(BANDS[band].runsOf(event, group)));
+      }
     });
     history.seen(event.at_s);
   },
@@ -197,7 +200,28 @@ const HANDLERS = {
   },
 };
 
-const runsOf = ({ groups }) => groups.reduce((total, { runs }) => total + runs.length, 0);
+const workOf = ({ chunks, slots }) => chunks.length + slots.length;
+
+/** The oldest first, some at a time; the latest stays, whatever its size. */
+function forgetSteps(history) {
+  const { steps } = history;
+  let cut = trimmed(steps, MAX_STEPS);
+  if (!cut && history.work <= MAX_WORK * TRIM_SHARE) return;
+  for (const step of steps.slice(0, cut)) history.work -= workOf(step);
+  while (cut < steps.length - 1 && history.work > MAX_WORK) {
+    history.work -= workOf(steps[cut]);
+    cut += 1;
+  }
+  steps.splice(0, cut);
+  history.firstStep += cut;
+}
+
+function lastSign_s(request) {
+  const { arrived_s, admitted_s, chunks, tokenTimes } = request;
+  return Math.max(arrived_s ?? 0, admitted_s ?? 0, chunks.at(-1)?.done_s ?? 0, tokenTimes.at(-1) ?? 0);
+}
+
+const runsOf = ({ groups }) => groups.reduce((total, { runs, host }) => total + runs.length + (host?.length || 0), 0);
 
 /** The oldest first; the latest stays, whatever its size. */
 function forgetMaps(history) {
@@ -231,7 +255,7 @@ function usedShare(groups) {
 }
 
 function addTokens(request, at_s, count) {
-  if (request.tokenTimes.length > MAX_TOKEN_TIMES) return;
+  if (request.ended || request.tokenTimes.length > MAX_TOKEN_TIMES) return; // its end told them all
   for (let index = 0; index < count; index += 1) request.tokenTimes.push(at_s);
 }
 

@@ -4,19 +4,22 @@ const NAME = "twostroke-key";
 
 const listeners = new Set();
 
+let given = null; // where storage is forbidden it holds until the page is loaded again
+
 /** What a header may hold: anything else could not even be sent. */
 const isSendable = (value) => /^[!-~]+$/.test(value);
 
 function key() {
   try {
     const value = sessionStorage.getItem(NAME);
-    return value && isSendable(value) ? value : null;
+    return value && isSendable(value) ? value : given;
   } catch {
-    return null; // storage may be forbidden; then it is asked for again
+    return given;
   }
 }
 
 function setKey(value) {
+  given = value || null;
   try {
     if (value) sessionStorage.setItem(NAME, value);
     else sessionStorage.removeItem(NAME);

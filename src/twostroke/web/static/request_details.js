@@ -6,7 +6,7 @@ import { requestClass, requestColour, theme } from "./colours.js";
 import { html } from "./dom.js";
 import { textOf } from "./own_texts.js";
 import { PhaseBar } from "./phase_bar.js";
-import { STATE_WORDS, requestAt } from "./request_state.js";
+import { STATE_WORDS, keptWords, promiseWords, requestAt } from "./request_state.js";
 import { count, percent, seconds, tokens } from "./units.js";
 
 const STRIP = 108;
@@ -38,6 +38,9 @@ function RequestDetails({ request, history, cursor_s }) {
         html`<div><dt>drafts</dt><dd>${count(request.held)} of ${count(request.drafts)}
         <span class="note"> accepted, ${percent(request.held / request.drafts)}</span></dd></div>`
       }
+      ${state.promises.map(
+        (one) => html`<div><dt>${promiseWords(one)}</dt><dd class=${one.isKept ? "kept" : "broken"}>${keptWords(one)}</dd></div>`,
+      )}
       ${request.preemptions > 0 && html`<div><dt>preempted</dt><dd>${count(request.preemptions)} times</dd></div>`}
     </dl>
     <${PhaseBar} state=${state} />

@@ -1,6 +1,8 @@
 // One request, and what of it was true at a given moment: its state, its phases' seconds, its TTFT and TPOT.
 // The server's own figures count once the request has ended; before that they are read off the steps.
 
+import { seconds } from "./units.js";
+
 function newRequest(number) {
   return {
     number,
@@ -59,8 +61,7 @@ function requestAt(request, at_s) {
     tpot_s: tokens > 1 ? (last_s - first_s) / (tokens - 1) : null,
     total_s: (last_s ?? at_s) - arrived_s,
     cachedTokens: request.cachedTokens,
-    keptTtft: null,
-    keptItl: null,
+    promises: [],
     verdict: null,
     arrived_s,
   };
@@ -81,12 +82,19 @@ function endedState(request) {
     tpot_s: ended.tpot_s,
     total_s: sum(ended.queue_s, ended.prefill_s, ended.decode_s),
     cachedTokens: ended.cached_tokens,
-    keptTtft: ended.kept_ttft,
-    keptItl: ended.kept_itl,
+    promises: promisesOf(ended),
     verdict: ended.verdict,
     cause: ended.cause,
     arrived_s: request.arrived_s ?? ended.at_s,
   };
+}
+
+/** What was promised, and whether it was kept; nothing of what was not. */
+function promisesOf(ended) {
+  return [
+    { name: "TTFT", limit_s: ended.promised_ttft_s, isKept: ended.kept_ttft },
+    { name: "ITL", limit_s: ended.promised_itl_s, isKept: ended.kept_itl },
+  ].filter(({ isKept }) => isKept !== null && isKept !== undefined);
 }
 
 function sum(...parts) {
@@ -95,4 +103,8 @@ function sum(...parts) {
 
 const STATE_WORDS = { waiting: "waiting", reading: "reading (prefill)", writing: "writing (decode)", ended: "done" };
 
-export { STATE_WORDS, newRequest, requestAt, tokensUntil };
+const keptWords = ({ name, isKept }) => `${name} ${isKept ? "✓ kept" : "✗ broken"}`;
+
+const promiseWords = ({ name, limit_s }) => (limit_s ? `${name} up to ${seconds(limit_s)} was promised` : `${name} was promised`);
+
+export { STATE_WORDS, keptWords, newRequest, promiseWords, requestAt, tokensUntil };

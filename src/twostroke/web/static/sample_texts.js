@@ -80,8 +80,10 @@ const QUESTIONS = [
   "Why do we dream?",
 ];
 
-const REPETITIVE =
-  "Write the numbers from one to sixty as a list of lines of the form 'Line N: the quick brown fox number N " +
-  "jumps over the lazy dog.' Begin with: Line 1: the quick brown fox number 1 jumps over the lazy dog.";
+/** What is copied can be guessed from the prompt: most drafts hold. Small models go on where they see it twice. */
+function copyPrompt(number, tokens) {
+  const text = story(number, tokens);
+  return `Copy the following paragraph exactly as it is.\n\n${text}\n\n${text}`;
+}
 
-export { QUESTIONS, REPETITIVE, fresh, longPrompt, story };
+export { QUESTIONS, copyPrompt, fresh, longPrompt, story };

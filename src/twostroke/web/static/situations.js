@@ -1,10 +1,11 @@
 // The classic situations, each caused by real requests, with one sentence on what to look at.
 
-import { QUESTIONS, REPETITIVE, fresh, longPrompt, story } from "./sample_texts.js";
+import { QUESTIONS, copyPrompt, fresh, longPrompt, story } from "./sample_texts.js";
 import { sendChat, sendPrompts } from "./sending.js";
 
 const LONG_TOKENS = 1600;
 const SHARED_TOKENS = 800;
+const [COPIED, COPIED_TOKENS] = [7, 100];
 
 /** What fits in this model's context with room for an answer. */
 function fitting(history, tokens) {
@@ -66,8 +67,9 @@ const SITUATIONS = [
     look: "Look at TPOT of the two rows, and at the strip below the columns: accepted drafts go up, rejected ones down.",
     needsDrafts: true,
     async cause({ add }) {
-      await add("off", { prompt: REPETITIVE, maxTokens: 160, speculation: "off" }).finished;
-      await add("on", { prompt: REPETITIVE, maxTokens: 160, speculation: "auto" }).finished;
+      const prompt = copyPrompt(COPIED, COPIED_TOKENS);
+      await add("off", { prompt, maxTokens: 160, speculation: "off" }).finished;
+      await add("on", { prompt, maxTokens: 160, speculation: "auto" }).finished;
     },
   },
 ];

@@ -6,6 +6,7 @@ import math
 
 from twostroke.backends.cpu.arguments import ActivationField
 from twostroke.backends.cpu.kernels.emitter import F32, Emitter, Value
+from twostroke.backends.cpu.kernels.numbers import power_of_two
 from twostroke.backends.cpu.kernels.operation import OperandWriter, operation
 from twostroke.backends.cpu.shape import CLAMPED
 
@@ -22,7 +23,27 @@ def _gelu_tanh(e: Emitter, value: Value) -> Value:
     return e.sigmoid_product(value, build.fmul(inner, e.floats(2 * math.sqrt(2 / math.pi))))
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+_ERF_SLOPE, _SERIES_DEGREE = 0.3275911, 6
+
+
+def _gelu(e: Emitter, value: Value) -> Value:
+    """x / 2 * (1 + erf(x / sqrt(2))), with Abramowitz and Stegun's 7.1.26 for the error function."""
+    build = e.build
+    z = build.fmul(value, e.floats(math.sqrt(0.5)))
+    size = e.larger_float(z, build.fneg(z))
+    t = build.fdiv(e.floats(1.0), e.multiply_add(size, e.floats(_ERF_SLOPE), e.floats(1.0)))
+    series = e.floats(_ERF[0])
+    for factor in _ERF[1:]:
+        series = e.multiply_add(series, t, e.floats(factor))
+    square = build.fmul(size, build.fmul(size, e.floats(-1 / math.log(2))))
+    rest = build.fmul(build.fmul(series, t), power_of_two(e, square, _SERIES_DEGREE))  # 1 - erf(|z|)
+    is_below = build.fcmp_ordered("<", value, e.floats(0.0))
+    doubled = build.select(is_below, rest, build.fsub(e.floats(2.0), rest))  # 1 + erf(z)
+    return build.fmul(build.fmul(value, e.floats(0.5)), doubled)
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
 
 
 def joined(e: Emitter, activation: str, gate: Value, up: Value) -> Value:
@@ -52,6 +73,20 @@ def emit_gated_activation(e: Emitter, activation: str) -> None:
                 halves = [
                     joined(e, activation, e.load_floats(gate, place), e.load_floats(up, place)) for place in places
                 ]
+                writer.write_group(group, *halves)
+
+
+def emit_plain_activation(e: Emitter, activation: str) -> None:
+    """operand[row] = activation(input[row])"""
+    with operation(e, f"plain_{activation}") as op:
+        width, stride = op.integer(ActivationField.WIDTH), op.integer(ActivationField.STRIDE)
+        first, last = op.share_rows(op.rows_in(ActivationField.ROWS))
+        with e.loop(first, last) as row:
+            values = e.at(op.address(ActivationField.INPUT), e.mul(row, stride), F32)
+            writer = OperandWriter(op, row, width)
+            with e.loop(0, e.div(width, 32)) as group:
+                places = [e.add(e.mul(group, 32), offset) for offset in (0, 16)]
+                halves = [_ACTIVATIONS[activation](e, e.load_floats(values, place)) for place in places]
                 writer.write_group(group, *halves)
 
 

@@ -5,9 +5,11 @@ on chunking or on threads, and no score matrix is larger than a span. Numbers ar
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, QueryBlockField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, I32, I64, LANES, POINTER, Emitter, Value
-from twostroke.backends.cpu.kernels.kv_code import kv_code
+from twostroke.backends.cpu.kernels.kv_code import KVCode, kv_code
 from twostroke.backends.cpu.kernels.numbers import power_of_two
 from twostroke.backends.cpu.kernels.operation import Operation, operation
 from twostroke.backends.cpu.kernels.span import (
@@ -21,6 +23,7 @@ from twostroke.backends.cpu.kernels.span import (
     first_run,
     lane_of,
     merge_vector,
+    reach,
 )
 from twostroke.backends.cpu.shape import SPAN, AttentionScratch, KernelShape
 
@@ -33,7 +36,7 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
     """Work is (block of queries, group of heads), dealt to parts in turn: neighbours cost nearly the same."""
     for queries in sorted({1, shape.queries_together(e.isa.accumulators)}):
         Accumulate(e, shape, queries).emit()
-    piece = _Piece(e, shape)
+    piece = Piece(e, shape)
     piece.emit_whole()
     piece.emit_span()
     piece.emit_merge()
@@ -45,7 +48,7 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
         first, last = op.share(items)
         start, stop = e.build.select(by_rows, first, op.part), e.build.select(by_rows, last, items)
         with e.loop(start, stop, e.build.select(by_rows, e.integer(1), op.parts)) as item:
-            block = _Block(op, e.div(item, head_groups))
+            block = Block(op, e.div(item, head_groups), op.integer(AttentionField.BLOCKS))
             head_group = e.rem(item, head_groups)
             arguments = _piece_arguments(op, shape, block, head_group)
             with e.build.if_else(e.is_nonzero(block[QueryBlockField.NUM_SPANS])) as (split, whole):
@@ -55,10 +58,27 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
                     e.call("attend", arguments)
 
 
-class _Block:
-    def __init__(self, op: Operation, index: Value) -> None:
+class ScratchPlaces(Protocol):
+    """Where parts of a thread's scratch begin."""
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def maxima(self) -> int: ...
+
+    @property
+    def sums(self) -> int: ...
+
+    @property
+    def scores(self) -> int: ...
+
+
+class Block:
+    def __init__(self, op: Operation, index: Value, blocks: Value | int) -> None:
+        """`blocks`: which field of the step's record has the address of all."""
         e = self._e = op.emitter
-        blocks = op.step_address(op.integer(AttentionField.BLOCKS))
+        blocks = op.step_address(blocks)
         self._record = e.at(blocks, e.mul(index, len(QueryBlockField)), I32)
 
     def __getitem__(self, field: QueryBlockField) -> Value:
@@ -66,7 +86,7 @@ class _Block:
 
 
 def _attend_span(
-    op: Operation, shape: KernelShape, block: _Block, head_groups: Value, head_group: Value, arguments: list[Value]
+    op: Operation, shape: KernelShape, block: Block, head_groups: Value, head_group: Value, arguments: list[Value]
 ) -> None:
     """Whoever finishes a query's last span merges them, in their order: who that is changes nothing."""
     e = op.emitter
@@ -93,6 +113,7 @@ _PIECE_PARAMETERS = (
     ("table", POINTER),
     ("position", I64),
     ("window", I64),
+    ("last", I64),
     ("scale", F32),
     ("cap", F32),
     ("output", POINTER),
@@ -102,7 +123,7 @@ _PIECE_PARAMETERS = (
 )
 
 
-def _piece_arguments(op: Operation, shape: KernelShape, block: _Block, head_group: Value) -> list[Value]:
+def _piece_arguments(op: Operation, shape: KernelShape, block: Block, head_group: Value) -> list[Value]:
     e = op.emitter
     token, segment = block[QueryBlockField.TOKEN], block[QueryBlockField.SEGMENT]
     kv_head = e.div(head_group, shape.queries_per_kv_head // shape.heads_together)
@@ -119,6 +140,7 @@ def _piece_arguments(op: Operation, shape: KernelShape, block: _Block, head_grou
         e.at(op.step_address(e.add(group, int(KVGroupField.TABLES))), e.mul(segment, table_stride), I32),
         block[QueryBlockField.POSITION],
         op.integer(AttentionField.WINDOW),
+        block[QueryBlockField.LAST],
         op.float(AttentionField.SCALE),
         op.float(AttentionField.CAP),
         e.at(op.address(AttentionField.OUTPUT), e.add(e.mul(token, output_stride), first_dim), F32),
@@ -128,34 +150,45 @@ def _piece_arguments(op: Operation, shape: KernelShape, block: _Block, head_grou
     ]
 
 
-class _Piece:
+class Piece:
     """A tile of queries over all their keys, or one query over one span of them, for one group of heads."""
 
-    def __init__(self, e: Emitter, shape: KernelShape) -> None:
-        self._e, self._shape, self._code = e, shape, kv_code(e, shape)
-        self._heads, self._query_floats = shape.heads_together, shape.heads_together * shape.head_dim
-        self._places = AttentionScratch.of(shape, e.isa.accumulators)
+    accumulator = "accumulate"
+
+    def __init__(
+        self, e: Emitter, shape: KernelShape, places: ScratchPlaces | None = None, code: KVCode | None = None
+    ) -> None:
+        self._e, self._shape, self._code = e, shape, code or kv_code(e, shape)
+        self._heads, self._result_floats = shape.heads_together, shape.heads_together * shape.value_dim
+        self._places = places or AttentionScratch.of(shape, e.isa.accumulators)
+        self._made: Value = POINTER(None)
 
     def emit_whole(self) -> None:
-        """Span after span; within one, a few queries at a time."""
-        e, together = self._e, self._shape.queries_together(self._e.isa.accumulators)
+        """Span after span."""
+        e = self._e
         with e.function("attend", _PIECE_PARAMETERS) as values:
             self._bind(values)
             count = self._count
             running, state = self._running_in(self._scratch)
-            last_position = e.add(self._position, e.sub(count, 1))
+            farthest = e.add(self._position, e.sub(count, 1))
+            last_position = reach(e, self._shape, farthest, self._window, self._segment_last)
             self._prepare()
             self._start(running, state, count)
             first_span = e.div(first_run(e, self._position, self._window), RUNS_A_SPAN)
-            whole = e.sub(count, e.rem(count, together))
             with e.loop(first_span, e.add(e.div(last_position, SPAN), 1)) as span:
-                with e.loop(0, whole, together) as query:
-                    self._accumulate(together, query, span, running, state)
-                if together > 1:
-                    with e.loop(whole, count) as query:
-                        self._accumulate(1, query, span, running, state)
+                self._accumulate_all(count, span, running, state)
             with e.loop(0, count) as query:
                 self._finish(query, running, state)
+
+    def _accumulate_all(self, count: Value, span: Value, running: Value, state: State) -> None:
+        """One span, a few queries at a time."""
+        e, together = self._e, self._shape.queries_together(self._e.isa.accumulators)
+        whole = e.sub(count, e.rem(count, together))
+        with e.loop(0, whole, together) as query:
+            self._accumulate(together, query, span, running, state)
+        if together > 1:
+            with e.loop(whole, count) as query:
+                self._accumulate(1, query, span, running, state)
 
     def emit_span(self) -> None:
         """One span of one query's keys; its result goes to memory: [heads][head_dim], maxima, sums. A span behind the
@@ -171,7 +204,7 @@ class _Piece:
 
     def emit_merge(self) -> None:
         """The results of a query's spans, in order, as `emit_whole` would have merged them."""
-        e, head_dim = self._e, self._shape.head_dim
+        e, value_dim = self._e, self._shape.value_dim
         parameters = (
             ("results", POINTER),
             ("spans", I64),
@@ -189,14 +222,15 @@ class _Piece:
                 old, new = state.merge(e.load_floats(its.maxima), e.load_floats(its.sums), self._heads)
                 for row in range(self._heads):
                     factors = lane_of(e, old, row), lane_of(e, new, row)
-                    for place in range(row * head_dim, (row + 1) * head_dim, LANES):
+                    for place in range(row * value_dim, (row + 1) * value_dim, LANES):
                         merge_vector(e, running, place, e.load_floats(result, place), *factors)
             self._finish(e.integer(0), running, state)
 
     def _bind(self, values: list[Value]) -> None:
         e = self._e
         (self._query, self._query_stride, self._count, *self._paging, self._position, self._window) = values[:8]
-        (scale, self._cap, self._output, self._output_stride, self._scratch, self._sinks) = values[8:]
+        (self._segment_last, scale, self._cap, self._output, self._output_stride) = values[8:13]
+        (self._scratch, self._sinks) = values[13:]
         self._pages = Pages(e, self._shape, *self._paging)
         self._factor = e.splat(scale if self._shape.soft_capped else e.build.fmul(scale, F32(LOG2_E)))
 
@@ -206,23 +240,26 @@ class _Piece:
         return running, State(e, maxima, sums)
 
     def _state_of_result(self, result: Value) -> State:
-        maxima = self._e.at(result, self._query_floats, F32)
+        maxima = self._e.at(result, self._result_floats, F32)
         return State(self._e, maxima, self._e.at(maxima, LANES, F32))
 
     def _prepared(self, query: Value) -> Value:
         return self._e.at(self._scratch, self._e.mul(query, self._code.query_row_bytes * self._heads))
 
     def _prepare(self) -> None:
+        with self._e.loop(0, self._count) as query:
+            self._prepare_query(query)
+
+    def _prepare_query(self, query: Value) -> None:
         e, head_dim = self._e, self._shape.head_dim
-        with e.loop(0, self._count) as query:
-            source, target = e.at(self._query, e.mul(query, self._query_stride), F32), self._prepared(query)
-            for head in range(self._heads):
-                place = e.at(target, head * self._code.query_row_bytes)
-                self._code.prepare_query(e.at(source, head * head_dim, F32), self._factor, place)
+        source, target = e.at(self._query, e.mul(query, self._query_stride), F32), self._prepared(query)
+        for head in range(self._heads):
+            place = e.at(target, head * self._code.query_row_bytes)
+            self._code.prepare_query(e.at(source, head * head_dim, F32), self._factor, place)
 
     def _start(self, running: Value, state: State, count: Value) -> None:
         e = self._e
-        with e.loop(0, e.mul(count, self._query_floats), LANES) as place:
+        with e.loop(0, e.mul(count, self._result_floats), LANES) as place:
             e.store_floats(e.floats(0.0), running, place)
         with e.loop(0, e.mul(count, self._heads), LANES) as row:
             e.store_floats(e.floats(NOTHING_YET), state.maxima, row)
@@ -236,21 +273,23 @@ class _Piece:
             *self._paging,
             e.add(self._position, query),
             self._window,
+            self._segment_last,
             self._cap,
             span,
-            e.at(running, e.mul(query, self._query_floats), F32),
+            e.at(running, e.mul(query, self._result_floats), F32),
             mine.maxima,
             mine.sums,
             e.at(self._scratch, self._places.scores),
             e.div(query, queries),
+            self._made,
         ]
-        e.call(accumulate_name(queries), arguments)
+        e.call(accumulate_name(queries, self.accumulator), arguments)
 
     def _finish(self, query: Value, running: Value, state: State) -> None:
-        e, head_dim = self._e, self._shape.head_dim
+        e, value_dim = self._e, self._shape.value_dim
         output = e.at(self._output, e.mul(query, self._output_stride), F32)
         own = state.from_row(e.mul(query, self._heads))
-        mine = e.at(running, e.mul(query, self._query_floats), F32)
+        mine = e.at(running, e.mul(query, self._result_floats), F32)
         for head in range(self._heads):
             total = e.broadcast(own.sums, head)
             if self._shape.has_sinks:
@@ -258,5 +297,5 @@ class _Piece:
                 above = e.build.fsub(e.broadcast(self._sinks, head), e.broadcast(own.maxima, head))
                 bounded = e.build.select(e.build.fcmp_ordered(">", above, most), most, above)
                 total = e.build.fadd(total, power_of_two(e, bounded, _SINK_DEGREE))
-            for place in range(head * head_dim, (head + 1) * head_dim, LANES):
+            for place in range(head * value_dim, (head + 1) * value_dim, LANES):
                 e.store_floats(e.build.fdiv(e.load_floats(mine, place), total), output, place)

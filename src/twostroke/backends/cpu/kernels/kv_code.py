@@ -84,7 +84,7 @@ class KVCode(ABC):
     def load_key(self, keys: Value, step: Value) -> Value: ...
 
     @abstractmethod
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
         """16 dimensions, from 16 * column on."""
 
     @abstractmethod
@@ -98,6 +98,10 @@ class KVCode(ABC):
     def store_weights(self, weights: Value, shares: Value | None, place: Value, total: Value) -> Value:
         """Stores the weights of 16 keys; returns the total with these added, each times its share where there are
         shares: what its value's scale made of it is then undone."""
+
+    def store_key(self, key: Value, block: Value, offset: Value) -> None:
+        """Writes what is kept of a token where that is one vector, f32 [head_dim]."""
+        raise NotImplementedError
 
     @property
     def nothing(self) -> Value:
@@ -129,15 +133,20 @@ class HalfCode(KVCode):
 
     def store(self, key: Value, value: Value, block: Value, offset: Value) -> None:
         e, head_dim = self._e, self._shape.head_dim
-        run = e.at(block, e.mul(e.div(offset, RUN), RUN * head_dim), I16)
-        column = e.at(run, e.rem(offset, RUN), I16)
+        self.store_key(key, block, offset)
         values = e.at(e.at(block, self._shape.value_offset), e.mul(offset, head_dim), I16)
         for first in range(0, head_dim, 16):
+            e.store(e.to_halves(e.load_floats(value, first)), e.at(values, first, I16), 2)
+
+    def store_key(self, key: Value, block: Value, offset: Value) -> None:
+        e, head_dim = self._e, self._shape.head_dim
+        run = e.at(block, e.mul(e.div(offset, RUN), RUN * head_dim), I16)
+        column = e.at(run, e.rem(offset, RUN), I16)
+        with e.loop(0, head_dim, 16) as first:
             halves = e.to_halves(e.load_floats(key, first))
             for lane in range(16):
                 number = e.build.extract_element(halves, ir.Constant(I32, lane))
-                e.store(number, e.at(column, RUN * (first + lane), I16), 2)
-            e.store(e.to_halves(e.load_floats(value, first)), e.at(values, first, I16), 2)
+                e.store(number, e.at(column, e.mul(e.add(first, lane), RUN), I16), 2)
 
     def prepare_query(self, source: Value, factor: Value, target: Value) -> None:
         e = self._e
@@ -147,8 +156,9 @@ class HalfCode(KVCode):
     def load_key(self, keys: Value, step: Value) -> Value:
         return self._e.load_halves(keys, self._e.mul(step, RUN))
 
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
-        return self._e.load_halves(values, self._e.add(self._e.mul(step, self._shape.head_dim), 16 * column))
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
+        e = self._e
+        return e.load_halves(values, e.add(e.mul(step, self._shape.value_dim), e.mul(column, 16)))
 
     def broadcast(self, numbers: Value, step: Value) -> Value:
         return self._e.broadcast(numbers, step)
@@ -161,25 +171,41 @@ class HalfCode(KVCode):
         return self._e.build.fadd(total, weights)
 
 
+class FloatCode(HalfCode):
+    """f32, of keys and values that were made of latents and are kept nowhere."""
+
+    def load_key(self, keys: Value, step: Value) -> Value:
+        return self._e.load_floats(keys, self._e.mul(step, RUN))
+
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
+        e = self._e
+        return e.load_floats(values, e.add(e.mul(step, self._shape.value_dim), e.mul(column, 16)))
+
+
 class GroupedCode(KVCode):
     """K is [head_dim / group][16 keys][group], a group being `dims_a_step` numbers in 32 bits; V is
     [16 keys / group][head_dim][group], a group being `keys_a_step` numbers."""
 
     def _store_part(self, key: Value, value: Value, first: int, block: Value, offset: Value) -> None:
         """16 dimensions of K and V, from `first` on, as they are stored."""
-        e, shape, group = self._e, self._shape, self.dims_a_step
+        e, shape = self._e, self._shape
         run, lane = e.div(offset, RUN), e.rem(offset, RUN)
-        column = e.at(e.at(block, e.mul(run, self.run_bytes)), lane, I32)
-        groups = e.build.bitcast(key, ir.VectorType(I32, 16 // group))
-        for index in range(16 // group):
-            number = e.build.extract_element(groups, ir.Constant(I32, index))
-            e.store(number, e.at(column, RUN * (first // group + index), I32), 1)
+        self._store_key_part(key, e.integer(first), block, offset)
         group, element = self.keys_a_step, value.type.element
         values = e.at(e.at(block, shape.value_offset), e.mul(run, self.run_bytes))
         row = e.at(values, e.add(e.mul(e.div(lane, group), group * shape.head_dim), e.rem(lane, group)), element)
         for index in range(16):
             number = e.build.extract_element(value, ir.Constant(I32, index))
             e.store(number, e.at(row, group * (first + index), element), 1)
+
+    def _store_key_part(self, key: Value, first: Value, block: Value, offset: Value) -> None:
+        e, group = self._e, self.dims_a_step
+        run, lane = e.div(offset, RUN), e.rem(offset, RUN)
+        column = e.at(e.at(block, e.mul(run, self.run_bytes)), lane, I32)
+        groups = e.build.bitcast(key, ir.VectorType(I32, 16 // group))
+        for index in range(16 // group):
+            number = e.build.extract_element(groups, ir.Constant(I32, index))
+            e.store(number, e.at(column, e.mul(e.add(e.div(first, group), index), RUN), I32), 1)
 
     def load_key(self, keys: Value, step: Value) -> Value:
         return self._e.load(I32X16, self._e.at(keys, self._e.mul(step, RUN), I32), 4)
@@ -201,15 +227,21 @@ class PairCode(GroupedCode):
             )
             self._store_part(key_part, value_part, first, block, offset)
 
+    def store_key(self, key: Value, block: Value, offset: Value) -> None:
+        e = self._e
+        with e.loop(0, self._shape.head_dim, 16) as first:
+            part = numbers.to_bf16(e, numbers.saturate(e, e.load_floats(key, first), numbers.LARGEST_BF16))
+            self._store_key_part(part, first, block, offset)
+
     def prepare_query(self, source: Value, factor: Value, target: Value) -> None:
         e = self._e
         for place in range(0, self._shape.head_dim, 16):
             rounded = numbers.to_bf16(e, e.build.fmul(e.load_floats(source, place), factor))
             e.store(rounded, e.at(target, place, I16), 2)
 
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
         e = self._e
-        return e.load(I32X16, e.at(values, e.add(e.mul(step, self._shape.head_dim), 16 * column), I32), 4)
+        return e.load(I32X16, e.at(values, e.add(e.mul(step, self._shape.value_dim), e.mul(column, 16)), I32), 4)
 
     def broadcast(self, numbers: Value, step: Value) -> Value:
         return self._e.splat(self._e.load_at(I32, numbers, step))
@@ -298,9 +330,9 @@ class QuantisedCode(GroupedCode):
         """Stored keys are 128 too large."""
         return self._e.splat(self._e.load(I32, self._e.at(query, self._shape.head_dim + 4), 4))
 
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
         e = self._e
-        place = e.at(values, e.mul(e.add(e.mul(step, self._shape.head_dim), 16 * column), 2))
+        place = e.at(values, e.mul(e.add(e.mul(step, self._shape.head_dim), e.mul(column, 16)), 2))
         words = e.build.sext(e.load(ir.VectorType(I8, 32), place), ir.VectorType(I16, 32))
         return e.build.bitcast(words, I32X16)
 

@@ -24,6 +24,7 @@ def emit_rope_and_store(e: Emitter, shape: KernelShape) -> None:
                 with is_query:
                     query = e.at(row, e.mul(unit, shape.head_dim), F32)
                     _norm_and_rotate(op, shape, query, RopeField.Q_NORM, token)
+                    grow(op, query, shape.head_dim, op.integer(RopeField.GROWTH), token)
                 with is_key:
                     head = e.sub(unit, heads)
                     offset = e.mul(head, shape.head_dim)
@@ -41,8 +42,7 @@ def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: Rop
         for place in range(0, shape.head_dim, 16):
             normed = e.build.fmul(e.load_floats(values, place), inverse)
             e.store_floats(e.build.fmul(normed, e.load_floats(e.pointer(weight), place)), values, place)
-    half = op.integer(RopeField.HALF)
-    position = e.build.sext(e.load_at(I32, op.step_address(StepField.POSITIONS), token), I64)
+    half, position = op.integer(RopeField.HALF), position_of(op, token)
     cosines, sines = (
         e.at(op.address(table), e.mul(position, half), F32) for table in (RopeField.COSINES, RopeField.SINES)
     )
@@ -59,6 +59,20 @@ def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: Rop
             turned_high = build.fadd(build.fmul(high, cosine), build.fmul(low, sine))
             e.store(turned_low, e.at(values, index, F32), 4)
             e.store(turned_high, e.at(upper, index, F32), 4)
+
+
+def position_of(op: Operation, token: Value) -> Value:
+    e = op.emitter
+    return e.build.sext(e.load_at(I32, op.step_address(StepField.POSITIONS), token), I64)
+
+
+def grow(op: Operation, query: Value, width: int, factors: Value, token: Value) -> None:
+    """A query times what its position gives, where `factors` is the address of such numbers."""
+    e = op.emitter
+    with e.when(e.is_nonzero(factors)):
+        factor = e.broadcast(e.pointer(factors), position_of(op, token))
+        with e.loop(0, width, 16) as place:
+            e.store_floats(e.build.fmul(e.load_floats(query, place), factor), query, place)
 
 
 def _store(op: Operation, shape: KernelShape, key: Value, value: Value, token: Value, head: Value) -> None:

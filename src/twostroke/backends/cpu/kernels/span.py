@@ -20,10 +20,10 @@ from twostroke.backends.cpu.kernels.emitter import (
     Value,
     Variable,
 )
-from twostroke.backends.cpu.kernels.kv_code import kv_code
+from twostroke.backends.cpu.kernels.kv_code import KVCode, kv_code
 from twostroke.backends.cpu.kernels.numbers import power_of_two
 from twostroke.backends.cpu.kv_kind import SCALE_BYTES, STEPS_A_DOUBLING
-from twostroke.backends.cpu.shape import RUN, SPAN, AttentionScratch, KernelShape
+from twostroke.backends.cpu.shape import RUN, SPAN, KernelShape
 
 RUNS_A_SPAN = SPAN // RUN
 MASKED, NOTHING_YET = -3.0e38, -1.0e30
@@ -32,6 +32,8 @@ LOG2_E = 1 / math.log(2)
 """Scores are in units of ln 2, so that weights are powers of two."""
 _MERGE_DEGREE = 6
 _UNROLL = 8
+_MOST_PASSES = 8
+"""Over a span's values that are written out one by one."""
 TURNS = 8
 """Of queries over a span, in which the next one is fetched."""
 RUNS_AHEAD = 8
@@ -44,11 +46,25 @@ def first_run(e: Emitter, position: Value, window: Value) -> Value:
     return e.div(e.larger(e.add(e.sub(position, window), 1), 0), RUN)
 
 
+def reach(e: Emitter, shape: KernelShape, position: Value, window: Value, last: Value) -> Value:
+    """The last key that a query at this position reads: its own, or where tokens see each other both ways one as far
+    ahead as its window, up to the segment's `last`."""
+    if not shape.both_ways:
+        return position
+    return e.smaller(e.add(position, e.sub(window, 1)), last)
+
+
 class Pages:
     """Where runs of keys lie: a block table over the store of one KV head."""
 
-    def __init__(self, e: Emitter, shape: KernelShape, store: Value, block_stride: Value, table: Value) -> None:
-        self._e, self._shape = e, shape
+    fetches = True
+    """Whether what lies ahead is worth fetching."""
+
+    def __init__(
+        self, e: Emitter, shape: KernelShape, store: Value, block_stride: Value, table: Value, made: Value | None = None
+    ) -> None:
+        """`made`: what was made of the span's latents, for those that read it."""
+        self._e, self._shape, self._made = e, shape, made
         self._store, self._block_stride, self._table = store, block_stride, table
 
     def block_of(self, run: Value) -> tuple[Value, Value]:
@@ -121,8 +137,8 @@ def lane_of(e: Emitter, vector: Value, row: int) -> Value:
     return e.splat(e.build.extract_element(vector, ir.Constant(I32, row)))
 
 
-def accumulate_name(queries: int) -> str:
-    return f"accumulate_{queries}"
+def accumulate_name(queries: int, name: str = "accumulate") -> str:
+    return f"{name}_{queries}"
 
 
 _PARAMETERS = (
@@ -132,6 +148,7 @@ _PARAMETERS = (
     ("table", POINTER),
     ("position", I64),
     ("window", I64),
+    ("last", I64),
     ("cap", F32),
     ("span", I64),
     ("running", POINTER),
@@ -139,19 +156,29 @@ _PARAMETERS = (
     ("sums", POINTER),
     ("scratch", POINTER),
     ("turn", I64),
+    ("made", POINTER),
 )
 
 
 class Accumulate:
     """A few queries (consecutive positions) and one group of heads: a row is a query and a head, query by query."""
 
-    def __init__(self, e: Emitter, shape: KernelShape, queries: int) -> None:
-        self._e, self._shape, self._queries, self._code = e, shape, queries, kv_code(e, shape)
+    def __init__(
+        self,
+        e: Emitter,
+        shape: KernelShape,
+        queries: int,
+        pages: type[Pages] = Pages,
+        code: KVCode | None = None,
+        name: str = "accumulate",
+    ) -> None:
+        self._e, self._shape, self._queries, self._code = e, shape, queries, code or kv_code(e, shape)
+        self._reading, self._name = pages, name
         self._rows = [(query, head) for query in range(queries) for head in range(shape.heads_together)]
 
     def emit(self) -> None:
         e = self._e
-        with e.function(accumulate_name(self._queries), _PARAMETERS) as values:
+        with e.function(accumulate_name(self._queries, self._name), _PARAMETERS) as values:
             self._bind(values)
             with e.when(e.build.icmp_signed("<", self._start, self._stop)):
                 maxima = self._score()
@@ -161,19 +188,20 @@ class Accumulate:
 
     def _bind(self, values: list[Value]) -> None:
         e, shape = self._e, self._shape
-        (queries, store, block_stride, table, self._position, self._window, cap, span) = values[:8]
-        (self._running, maxima, sums, scratch, self._turn) = values[8:]
+        (queries, store, block_stride, table, self._position, self._window, self._segment_last, cap) = values[:8]
+        (span, self._running, maxima, sums, scratch, self._turn, made) = values[8:]
         self._cap, self._state = e.splat(cap), State(e, maxima, sums)
-        self._pages = Pages(e, shape, store, block_stride, table)
+        self._pages = self._reading(e, shape, store, block_stride, table, made)
         row_bytes = self._code.query_row_bytes
         self._query_rows = [e.at(queries, row * row_bytes) for row in range(len(self._rows))]
         self._first = e.mul(span, RUNS_A_SPAN)
         self._start = e.larger(self._first, first_run(e, self._position, self._window))
-        after = e.add(e.div(e.add(self._position, self._queries - 1), RUN), 1)
+        after = e.add(e.div(self._reach(self._queries - 1), RUN), 1)
         self._stop, self._last = e.smaller(e.add(self._first, RUNS_A_SPAN), after), e.sub(after, 1)
-        places = AttentionScratch.of(shape, e.isa.accumulators)
-        self._scores = scratch
-        self._weights = e.at(scratch, places.weights - places.scores)
+        self._scores, self._weights = scratch, e.at(scratch, shape.span_bytes(e.isa.accumulators))
+
+    def _reach(self, query: int) -> Value:
+        return reach(self._e, self._shape, self._e.add(self._position, query), self._window, self._segment_last)
 
     def _in_lanes(self, values: list[Value]) -> Value:
         """One float a row, as a vector."""
@@ -213,7 +241,7 @@ class Accumulate:
         keys = [self._pages.keys(run) for run in runs]
         starts = [code.dot_start(query) for query in self._query_rows]
         dots = [[e.variable(code.total_kind, start) for _ in runs] for start in starts]
-        if self._queries > 1:
+        if self._queries > 1 and self._pages.fetches:
             for run in runs:
                 self._fetch_ahead(run)
         soon = self._soon(runs)
@@ -290,15 +318,15 @@ class Accumulate:
         """Whether every query reads all keys of these runs."""
         e = self._e
         first_key = e.mul(run, RUN)
-        last = e.build.icmp_signed("<", e.add(first_key, RUN * count - 1), e.add(self._position, 1))
+        last = e.build.icmp_signed("<", e.add(first_key, RUN * count - 1), e.add(self._reach(0), 1))
         behind = e.sub(e.add(self._position, self._queries - 1), self._window)
         return e.build.and_(last, e.build.icmp_signed(">", first_key, behind))
 
     def _visible(self, run: Value, query: int) -> Value:
-        """Which of the run's 16 positions this query reads: not after it, not behind its window."""
+        """Which of the run's 16 positions this query reads: not beyond its reach, not behind its window."""
         e = self._e
         position = e.add(self._position, query)
-        ahead = e.splat(e.build.trunc(e.sub(position, e.mul(run, RUN)), I32))  # position minus the run's first
+        ahead = e.splat(e.build.trunc(e.sub(self._reach(query), e.mul(run, RUN)), I32))  # less the run's first
         lane = e.ints(range(LANES))
         behind = e.splat(e.build.trunc(e.sub(e.sub(position, self._window), e.mul(run, RUN)), I32))
         return e.build.and_(e.build.icmp_signed("<=", lane, ahead), e.build.icmp_signed(">", lane, behind))
@@ -320,29 +348,38 @@ class Accumulate:
 
     def _sum_values(self, old: Value, new: Value) -> None:
         """running = running * old + weights x values * new, a few vectors of the head at a time so that sums stay in
-        registers."""
-        e, code, rows = self._e, self._code, range(len(self._rows))
-        vectors = self._shape.head_dim // LANES
-        passes = -(-vectors // max(1, min(vectors, e.isa.accumulators // len(rows))))
+        registers. Wide values are a loop: their code would grow with them."""
+        e = self._e
+        vectors = self._shape.value_dim // LANES
+        passes = -(-vectors // max(1, min(vectors, e.isa.accumulators // len(self._rows))))
         width = -(-vectors // passes)
+        if passes > _MOST_PASSES:
+            width = max(number for number in range(1, width + 1) if vectors % number == 0)
+            with e.loop(0, vectors, width) as start:
+                self._sum_columns([e.add(start, index) for index in range(width)], old, new)
+            return
+        for first in range(0, vectors, width):
+            columns = [e.integer(column) for column in range(first, min(first + width, vectors))]
+            self._sum_columns(columns, old, new)
+
+    def _sum_columns(self, columns: list[Value], old: Value, new: Value) -> None:
+        e, code, rows = self._e, self._code, range(len(self._rows))
         steps = RUN // code.keys_a_step
         unroll = math.gcd(steps, _UNROLL)
-        for first in range(0, vectors, width):
-            columns = range(first, min(first + width, vectors))
-            totals = [[e.variable(code.total_kind, code.nothing) for _ in columns] for _ in rows]
-            with e.loop(self._start, self._stop) as run:
-                values, weights = self._pages.values(run), [self._weight_place(row, run) for row in rows]
-                with e.loop(0, steps, unroll) as start:
-                    for offset in range(unroll):
-                        self._add_values(e.add(start, offset), values, weights, columns, totals)
-            for row in rows:
-                factors = lane_of(e, old, row), lane_of(e, new, row)
-                for column, total in zip(columns, totals[row], strict=True):
-                    place = row * self._shape.head_dim + LANES * column
-                    merge_vector(e, self._running, place, code.weighted_sum(total.value), *factors)
+        totals = [[e.variable(code.total_kind, code.nothing) for _ in columns] for _ in rows]
+        with e.loop(self._start, self._stop) as run:
+            values, weights = self._pages.values(run), [self._weight_place(row, run) for row in rows]
+            with e.loop(0, steps, unroll) as start:
+                for offset in range(unroll):
+                    self._add_values(e.add(start, offset), values, weights, columns, totals)
+        for row in rows:
+            factors = lane_of(e, old, row), lane_of(e, new, row)
+            for column, total in zip(columns, totals[row], strict=True):
+                place = e.add(e.mul(column, LANES), row * self._shape.value_dim)
+                merge_vector(e, self._running, place, code.weighted_sum(total.value), *factors)
 
     def _add_values(
-        self, step: Value, values: Value, weights: list[Value], columns: range, totals: list[list[Variable]]
+        self, step: Value, values: Value, weights: list[Value], columns: list[Value], totals: list[list[Variable]]
     ) -> None:
         code = self._code
         loaded = [code.load_value(values, step, column) for column in columns]

@@ -1,5 +1,6 @@
 // KV: the block map, how full the cache is and how often it hits over time, its tiers, and where prefixes broke.
 
+import { BANDS, bandsOf, totalsOf } from "../block_bands.js";
 import { BlockMap } from "../block_map.js";
 import { Chart } from "../chart.js";
 import { requestClass } from "../colours.js";
@@ -14,6 +15,14 @@ const LEGEND = [
   ["swatch-used", "used by one request, in its colour"],
   ["swatch-shared", "shared by prefix: dotted, in its oldest holder's colour"],
   ["swatch-kept", "cached: kept for later, evictable, hatched"],
+];
+const HOST_LEGEND = [
+  ["swatch-host", "in host memory: a frame"],
+  ["swatch-moving", "on its way between tiers: a dot"],
+];
+const DISK_LEGEND = [
+  ["swatch-written", "in host memory and on disk: half filled"],
+  ["swatch-disk", "on disk: filled"],
 ];
 const MOST_BREAKS = 8;
 const MOST_MAPS = 400;
@@ -32,7 +41,8 @@ function KvView({ source, mayAct }) {
     <//></div>`;
   }
   const chosen = Math.min(group, map.groups.length - 1);
-  const totals = totalsOf(map.groups[chosen]);
+  const totals = deviceTotals(map.groups[chosen]);
+  const bands = bandsOf(map, chosen);
   return html`
     <div class="card">
       <div class="card-head">
@@ -51,8 +61,12 @@ function KvView({ source, mayAct }) {
         }
         </div>
       </div>
-      <${BlockMap} history=${history} player=${player} group=${chosen} isWhole=${isWhole} />
-      <${Legend} rows=${LEGEND} />
+      ${bands.map(
+        (band) => html`
+        ${bands.length > 1 && html`<h3 class="band">${BANDS[band].title}<span class="note"> ${bandWords(map, band, chosen)}</span></h3>`}
+        <${BlockMap} key=${band} history=${history} player=${player} band=${band} group=${chosen} isWhole=${isWhole} />`,
+      )}
+      <${Legend} rows=${legendOf(bands)} />
       <${Totals} totals=${totals} blockSize=${history.hello?.block_size} />
     </div>
     <div class="pair">
@@ -65,13 +79,25 @@ function KvView({ source, mayAct }) {
   `;
 }
 
-function totalsOf(group) {
-  const totals = { free: 0, used: 0, shared: 0, cached: 0, all: 0 };
-  for (const [, blocks, state] of group.runs) {
-    totals[state] += blocks;
-    totals.all += blocks;
-  }
-  return totals;
+function deviceTotals(group) {
+  const totals = { free: 0, used: 0, shared: 0, cached: 0, ...totalsOf(group.runs) };
+  return { ...totals, all: totals.free + totals.used + totals.shared + totals.cached };
+}
+
+function legendOf(bands) {
+  const beyond = [...(bands.includes("host") ? HOST_LEGEND : []), ...(bands.includes("disk") ? DISK_LEGEND : [])];
+  return [...LEGEND, ...beyond];
+}
+
+const BAND_STATES = { kept: "kept", written: "kept and on disk too", moving: "on their way", free: "free" };
+
+/** What colours and frames say, in numbers. */
+function bandWords(map, band, group) {
+  const totals = totalsOf(BANDS[band].runsOf(map, group));
+  if (band === "disk") return `${plural(totals.disk, "block")}${map.groups.length > 1 ? " of all groups" : ""}`;
+  if (band === "device") return "";
+  const parts = Object.entries(BAND_STATES).filter(([state]) => totals[state]);
+  return parts.map(([state, words]) => `${count(totals[state])} ${words}`).join(", ");
 }
 
 function groupName(history, index) {
@@ -136,7 +162,7 @@ function Tiers({ tiers }) {
       (tier) => html`<li>
       <span>${tier.name}</span>
       <meter min="0" max=${tier.capacity} value=${tier.used} aria-label="${tier.name} in use"></meter>
-      <span class="note">${percent(tier.used / tier.capacity)} of ${bytes(tier.capacity)}</span>
+      <span class="note">${plural(tier.blocks ?? 0, "block")}, ${percent(tier.used / tier.capacity)} of ${bytes(tier.capacity)}</span>
     </li>`,
     )}
   </ul></div>`;

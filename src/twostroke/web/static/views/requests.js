@@ -8,7 +8,7 @@ import { Legend } from "../legend.js";
 import { textOf } from "../own_texts.js";
 import { PhaseBar } from "../phase_bar.js";
 import { RequestDetails } from "../request_details.js";
-import { STATE_WORDS, requestAt } from "../request_state.js";
+import { STATE_WORDS, keptWords, promiseWords, requestAt } from "../request_state.js";
 import { count, seconds, tokens } from "../units.js";
 
 const MOST_ROWS = 40;
@@ -112,12 +112,13 @@ function Row({ request, state, longest_s, isChosen }) {
 
 /** What each class of requests is promised, where there are such classes. */
 function Promises({ levels }) {
-  const promised = levels.filter((level) => level.ttft_s || level.itl_s);
+  const promised = levels.filter((level) => level.ttft_s || level.itl_s || level.is_derived);
   if (!promised.length) return null;
   return html`<p class="note">Promised: ${promised.map(levelWords).join("; ")}.</p>`;
 }
 
-function levelWords({ name, ttft_s, itl_s }) {
+function levelWords({ name, ttft_s, itl_s, is_derived: isDerived }) {
+  if (isDerived) return `${name}: what this machine can do, worked out for each request`;
   const parts = [];
   if (ttft_s) parts.push(`TTFT up to ${seconds(ttft_s)}`);
   if (itl_s) parts.push(`ITL up to ${seconds(itl_s)}`);
@@ -125,13 +126,9 @@ function levelWords({ name, ttft_s, itl_s }) {
 }
 
 function Promised({ request, state }) {
-  const kept = [
-    ["TTFT", state.keptTtft],
-    ["ITL", state.keptItl],
-  ].filter(([, value]) => value !== null && value !== undefined);
-  if (!kept.length) return html`<span class="note">${request.level || "none"}</span>`;
+  if (!state.promises.length) return html`<span class="note">${request.level || "none"}</span>`;
   return html`<span class="promise">${request.level && html`<span class="note">${request.level}</span>`}
-    ${kept.map(([name, value]) => html`<span class=${value ? "kept" : "broken"}>${name} ${value ? "✓ kept" : "✗ broken"}</span>`)}
+    ${state.promises.map((one) => html`<span class=${one.isKept ? "kept" : "broken"} title=${promiseWords(one)}>${keptWords(one)}</span>`)}
   </span>`;
 }
 

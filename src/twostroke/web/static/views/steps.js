@@ -6,6 +6,7 @@ import { Legend } from "../legend.js";
 import { SingleStepping } from "../single_stepping.js";
 import { Timeline } from "../timeline.js";
 
+const NARROW = 600; // pixels: on a phone columns are narrower, or a handful would fill it
 const LEGEND = [
   ["swatch-decode", "decode slots: one token each, plain"],
   ["swatch-prefill", "prefill chunks: part of a prompt, hatched"],
@@ -17,7 +18,7 @@ const LEGEND = [
 function StepsView({ source, mayAct }) {
   const { history, player } = source;
   useRevision(() => `${history.isEmpty} ${history.hello?.itl_target_s} ${history.draftsSeen}`, 4);
-  const [columnWidth, setColumnWidth] = useState(10);
+  const [columnWidth, setColumnWidth] = useState(() => (innerWidth < NARROW ? 6 : 10));
   const [isRoot, setIsRoot] = useState(false);
   const [byPhase, setByPhase] = useState(false);
   const hello = history.hello;

@@ -1,0 +1,72 @@
+"""The tape of a model some of whose layers keep a state. Within such a layer tokens of one sequence go one after the
+other, so threads share the numbers of a state between them, and not the rows."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, Wait
+from twostroke.backends.cpu.compile import NativeCode
+from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.operand import Operand
+from twostroke.backends.cpu.program import ATTENTION_PIECES, Program, group_field
+from twostroke.backends.cpu.recurrent import Projected, RecurrentOperations
+from twostroke.backends.cpu.recurrent_shape import projected_names
+from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.weights import LayerWeights, Weights
+from twostroke.models.spec import ModelSpec, Recurrent
+
+
+class RecurrentProgram(Program):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        kv: KVStore,
+        positions: Positions,
+        code: NativeCode,
+        *,
+        max_tokens: int,
+        max_logits: int,
+        threads: int = 1,
+        own_copies: bool = False,
+        taps: tuple[int, ...] = (),
+        joins: bool = False,
+    ) -> None:
+        mixer = next(one for layer in spec.layers if isinstance(one := layer.attention, Recurrent))
+        self._mixer, copies = mixer, threads if own_copies else 1
+        self._recurrent = RecurrentOperations(mixer, max_tokens + MOST_LACKING_ROWS, spec.norm_eps)
+        self._recurred = Operand(max_tokens, self._recurrent.width, copies=copies, threads=threads)
+        super().__init__(
+            spec,
+            weights,
+            kv,
+            positions,
+            code,
+            max_tokens=max_tokens,
+            max_logits=max_logits,
+            threads=threads,
+            own_copies=own_copies,
+            taps=taps,
+            joins=joins,
+        )
+
+    def _add_attention(self, index: int, layer: LayerWeights) -> None:
+        if layer.recurrent is None:
+            super()._add_attention(index, layer)
+            return
+        number, states = self._kv.states_of(index)
+        # Whoever goes through a sequence's rows reads those of other threads.
+        self._add_attention_in(layer, wait=Wait.ALWAYS)
+        columns = dict(zip(projected_names(self._mixer), layer.attention_in.columns, strict=True))
+        projected, vectors = Projected(self._projected, layer.attention_in.width, columns), layer.recurrent
+
+        def fields_of(part: int) -> dict[IntEnum, int]:
+            return states.fields(index, group_field(number), part)
+
+        for name, fields in self._recurrent.operations(vectors, projected, fields_of, self._rows.count):
+            self.tape.add(name, fields, pieces=ATTENTION_PIECES, pieces_of_many=ATTENTION_PIECES)
+        preparation = self._recurrent.preparation(vectors, projected, self._rows.count)
+        name, fields = preparation or ("prepare", self._norm_fields(self._recurrent.output, None))
+        self._add_row_operation(name, fields, self._recurred, layer.attention_out)
+        self._add_to_residual(layer.attention_out, self._recurred, layer.post_attention_norm)

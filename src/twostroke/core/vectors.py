@@ -1,0 +1,89 @@
+"""What a model that gives vectors tells of itself, and what is done with a vector once it is there: read, cut, scored.
+Knows neither weights nor HTTP."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, fsum, sqrt
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.setting import shown
+
+VECTOR_SAMPLING = SamplingParams(max_tokens=1)
+"""Of a request for a vector, which counts as one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFacts:
+    dimensions: int
+    scores: bool = False
+    """It is no vector but the score of a pair of texts: a reranker's."""
+    shorter: tuple[int, ...] = ()
+    """What a vector may be cut to, where the model says so; none: anything."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Texts that stand before what is embedded, by name: a query's and a document's often differ."""
+    default_prompt: str | None = None
+    """The name of the one that is taken where a request names none."""
+    lowers_case: bool = False
+    """Texts are lowered before they are tokenized."""
+
+    def prompted(self, text: str, name: str | None = None) -> str:
+        """A text as it is tokenized, behind the prompt of this name, or the default."""
+        if name is not None and name not in self.prompts:
+            known = ", ".join(self.prompts) or "none"
+            raise BadRequestError(f"prompt_name is {shown(name)}; this model's prompts are: {known}")
+        chosen = name if name is not None else self.default_prompt
+        whole = text if chosen is None else self.prompts[chosen] + text
+        return whole.lower() if self.lowers_case else whole
+
+    @property
+    def query_prompt(self) -> str | None:
+        """The name of the one that stands before what is searched for; None: the default."""
+        return next((name for name in ("query",) if name in self.prompts), None)
+
+    @property
+    def document_prompt(self) -> str | None:
+        """The same of what is searched."""
+        return next((name for name in ("document", "passage", "corpus") if name in self.prompts), None)
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Raise unless vectors may be cut to it."""
+        if dimensions is None:
+            return
+        most = self.dimensions
+        if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= most:
+            raise BadRequestError(f"dimensions must be from 1 to this model's {most}, not {shown(dimensions)}")
+        if self.shorter and dimensions not in (*self.shorter, most):
+            known = ", ".join(map(str, sorted({*self.shorter, most})))
+            raise BadRequestError(f"dimensions is {dimensions}; this model was trained for {known}")
+
+
+def vector_of(raw: bytes, dimensions: int | None = None) -> array[float]:
+    """The numbers of an event's vector; the first `dimensions` of them, brought to length 1 again."""
+    numbers = array("f", raw)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    if dimensions is None or dimensions >= len(numbers):
+        return numbers
+    cut = numbers[:dimensions]
+    length = max(_length(cut), 1e-12)
+    return array("f", [number / length for number in cut])
+
+
+def score_of(raw: bytes) -> float:
+    """Of a reranker's one number, between 0 and 1: how sure it is that a document answers a query."""
+    (logit,) = vector_of(raw)
+    return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))
+
+
+def cosine(first: Sequence[float], second: Sequence[float]) -> float:
+    product = fsum(one * other for one, other in zip(first, second, strict=True))
+    return product / max(_length(first) * _length(second), 1e-12)
+
+
+def _length(numbers: Sequence[float]) -> float:
+    return sqrt(fsum(number * number for number in numbers))

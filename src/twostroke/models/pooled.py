@@ -1,0 +1,101 @@
+"""Whether a checkpoint is one whose states are pooled into a vector, and what that changes of its spec and of its
+tensors' names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from twostroke.core.errors import ModelError
+from twostroke.core.vectors import VectorFacts
+from twostroke.models.families.declaration import Family, TensorNames
+from twostroke.models.families.fields import Fields
+from twostroke.models.pooling import DenseStep, Pooling, States
+from twostroke.models.sentence_folder import MODULES, read_sentence_folder
+from twostroke.models.spec import ModelSpec, StepActivation
+from twostroke.models.weights.tensor import WeightTensor
+
+_BARE = "Model"
+"""How the architecture of a model without a head ends."""
+_DECODER_PREFIX = "model."
+_GGUF_STATES: dict[int, States] = {1: "mean", 2: "first", 3: "last"}
+_GGUF_RANK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPooling:
+    spec: ModelSpec
+    files: tuple[Path, ...]
+    """That its own weights are in."""
+    whole: Pooling | None
+    """None: it is a classifier, whose matrices are among the model's."""
+    architecture: str
+    family: Family
+
+    def pooling(self, source: str, stored: Mapping[str, WeightTensor]) -> Pooling:
+        return self.whole or _classifier(source, self.family.classifiers[self.architecture], self.spec, stored)
+
+
+def pooling_of_folder(folder: Path, family: Family, spec: ModelSpec, config: Fields) -> FoundPooling | None:
+    """None: it writes tokens."""
+    architecture = str((config.get("architectures") or [""])[0])
+    if architecture in family.classifiers:
+        return FoundPooling(as_pooled(spec), (), None, architecture, family)
+    found = read_sentence_folder(folder, spec.hidden_size, config)
+    if found is not None:
+        return FoundPooling(as_pooled(spec, found.max_tokens), found.files, found.pooling, architecture, family)
+    if architecture.endswith(_BARE) or not spec.has_output:
+        raise ModelError(
+            f"{folder}: a {architecture} gives states of tokens, and no {MODULES} beside it says how they become a "
+            "vector"
+        )
+    if not spec.is_causal:
+        raise ModelError(f"{folder}: its tokens see each other both ways, and no {MODULES} says how they are pooled")
+    return None
+
+
+def as_pooled(spec: ModelSpec, max_tokens: int | None = None) -> ModelSpec:
+    """The spec of the same model without what scores tokens. `max_tokens`: the longest text, where that is less."""
+    longest = spec.max_context if max_tokens is None else min(spec.max_context, max_tokens)
+    return replace(spec, has_output=False, max_context=longest)
+
+
+def bare_names(names: TensorNames, stored: Collection[str]) -> TensorNames:
+    """Embedders are often saved without what a language model puts around the decoder, its name among it."""
+    if not names.layer_prefix.startswith(_DECODER_PREFIX) or any(name.startswith(_DECODER_PREFIX) for name in stored):
+        return names
+    whole = {name.removeprefix(_DECODER_PREFIX): targets for name, targets in names.whole.items()}
+    return replace(names, layer_prefix=names.layer_prefix.removeprefix(_DECODER_PREFIX), whole=whole)
+
+
+def pooling_of_gguf(fields: Fields, spec: ModelSpec) -> Pooling | None:
+    """None: it writes tokens. Such files say no more than this, and are read as normalised by all who read them."""
+    if fields.get("pooling_type") in (None, 0):
+        return None
+    kind = fields.integer("pooling_type", 0, 1024)
+    if kind == _GGUF_RANK:
+        raise fields.error("pooling_type", f"is {kind}: rerankers in GGUF files are not read")
+    if kind not in _GGUF_STATES:
+        raise fields.error("pooling_type", f"is {kind}, which is not known")
+    return Pooling(_GGUF_STATES[kind], VectorFacts(spec.hidden_size), normalises=True)
+
+
+def _classifier(
+    source: str,
+    steps: tuple[tuple[str, StepActivation], ...],
+    spec: ModelSpec,
+    stored: Mapping[str, WeightTensor],
+) -> Pooling:
+    found, inputs = [], spec.hidden_size
+    for name, activation in steps:
+        weight, bias = stored.get(f"{name}.weight"), stored.get(f"{name}.bias")
+        if weight is None or bias is None or len(weight.shape) != 2 or weight.shape[1] != inputs:
+            raise ModelError(f"{source}: {name} is missing, or not a matrix of {inputs} inputs with a bias")
+        if bias.shape != weight.shape[:1]:
+            raise ModelError(f"{source}: {name}.bias has shape {bias.shape}, and {weight.shape[:1]} is asked for")
+        inputs = weight.shape[0]
+        found.append(DenseStep(weight, bias, activation))
+    if inputs != 1:
+        raise ModelError(f"{source}: it scores {inputs} labels, and a reranker has one")
+    return Pooling("first", VectorFacts(1, scores=True), tuple(found))
