@@ -26,7 +26,7 @@ def test_for_hopper_and_before(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_latent_attention(tmp_path: Path) -> None:
     kernels = compiled_by("compile_latent.py", tmp_path)
-    assert len(kernels) == 40
+    assert len(kernels) == 43
     for name, found in kernels.items():
         if "sm_90" in name or "sm_" not in name:
             assert found["waits_for_the_kernel_before"] >= 1, name
