@@ -1,4 +1,4 @@
-"""A thousand replicas in two pools, simulated: routing by prefix, replicas that fail, a surge that the policy scales
+"""Up to a thousand replicas in two pools, simulated: routing by prefix, replicas that fail, a surge that the policy scales
 for. `python -m bench.fleet_simulation` prints what came of it and how long it took, writes
 bench/results/fleet-thousand.json and draws docs/plots/fleet-replicas.svg and docs/plots/fleet-ttft.svg. The scheduler
 of every replica is the real one."""
@@ -40,8 +40,8 @@ class Surge:
     """A rate that rises by half in the middle."""
 
     replicas: int = 1000
-    per_replica_per_s: float = 1.0
-    duration_s: float = 100.0
+    per_replica_per_s: float = 0.5
+    duration_s: float = 75.0
     surge_factor: float = 1.5
     failures: int = 10
     seed: int = 0
@@ -54,7 +54,7 @@ class Surge:
         generator = random.Random(self.seed)
         most = self.replicas * self.per_replica_per_s
         weights = [1.0 / (number + 1) for number in range(PREFIXES)]
-        own, answers = Lengths(200, 4000), Lengths(100, 500)
+        own, answers = Lengths(400, 6000), Lengths(200, 800)
         now_s, moments = 0.0, []
         while (now_s := now_s + generator.expovariate(most)) < self.duration_s:
             if generator.random() * most < self.rate_at(now_s):
@@ -156,7 +156,7 @@ def pictures(found: dict[str, Any]) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--seconds", type=float, default=75.0)
     parser.add_argument("--router", default="prefix")
     parser.add_argument("--no-files", action="store_true", help="Print alone.")
     asked = parser.parse_args()

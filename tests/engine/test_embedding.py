@@ -10,13 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import transformers
 from tests.models.tiny_checkpoints import make_tiny
 from tests.models.tiny_embedders import MAX_TOKENS, Embedder, byte_level_tokenizer, make_embedder, make_reranker
+from tests.models.tiny_gguf import write_gguf
+from transformers import PreTrainedModel
 
 from twostroke import LLM, SamplingParams
 from twostroke.config import EngineConfig
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.core.events import VectorEvent
 from twostroke.core.kv_config import KVConfig
+from twostroke.core.vectors import VECTOR_SAMPLING, vector_of
+from twostroke.engine.build import build
+from twostroke.models.loading import load_checkpoint
 
 TEXTS = ["the cat sat on a mat", "prefill and decode", "what is a request? " * 3, "a"]
 MORE = [("the dog reads 42 tokens. " * 4)[:length] for length in range(3, 44, 3)]
@@ -183,7 +190,6 @@ def test_a_model_that_writes_text_gives_no_vectors(tmp_path: Path) -> None:
 
 def test_the_backend_that_cannot_says_why(embedders: dict[str, Embedder]) -> None:
     from twostroke.backends import cuda
-    from twostroke.models.loading import load_checkpoint
 
     assert cuda._unsupported_shape(load_checkpoint(embedders["qwen3"].folder)) == "it gives no vectors"
 
@@ -221,3 +227,53 @@ def test_an_embedding_model_ranks_by_cosine(qwen3: LLM) -> None:
     (query,), others = vectors(qwen3, "cat", prompt_name="query"), vectors(qwen3, documents, prompt_name="document")
     assert ranked[0].index == 2 and ranked[0].score == pytest.approx(1.0, abs=1e-6)  # with its prompt, the query itself
     assert [one.score for one in ranked] == pytest.approx([others[one.index] @ query for one in ranked], abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("kind", ["qwen3", "bert_mean"])
+def test_any_schedule_gives_the_same_vectors(embedders: dict[str, Embedder], kind: str, backend: str) -> None:
+    """Texts that come and are given up at any moment, with KV for few of them and prefixes that are shared."""
+    draw, embedder = np.random.default_rng(11), embedders[kind]
+    kv = KVConfig(block_size=16, memory_bytes=120_000)
+    config = EngineConfig(backend=backend, max_tokens_per_step=60, max_running=4, kv=kv, quantise="none", threads=2)
+    common = draw.integers(4, 250, 40).tolist()
+    with LLM(embedder.folder, config) as llm:
+        engine, expected, found, gone = llm.engine, {}, {}, set()
+        for turn in range(120):
+            if turn < 80 and draw.random() < 0.7:
+                ids = (*common[: draw.integers(1, 40)], *draw.integers(4, 250, draw.integers(1, 20)).tolist())
+                request = llm.request(ids, VECTOR_SAMPLING, wants_vector=True)
+                expected[engine.add(request)] = embedder.vector(list(ids))
+            if expected and draw.random() < 0.15:
+                gone.add(name := draw.choice(list(expected)))
+                engine.abort(str(name))
+            for event in engine.step() if engine.busy else ():
+                if isinstance(event, VectorEvent):
+                    assert event.request_id not in found
+                    found[event.request_id] = np.array(vector_of(event.vector))
+            engine.scheduler.check()
+        assert not engine.busy and expected.keys() - gone <= found.keys() and len(found) > 30
+        tolerance = 1e-4 if backend == "reference" else 5e-3
+        assert all(np.abs(vector - expected[name]).max() < tolerance for name, vector in found.items())
+
+
+@pytest.mark.parametrize(("kind", "states"), [(3, "last"), (1, "mean"), (2, "first")])
+def test_a_gguf_file_says_how_it_is_pooled(
+    embedders: dict[str, Embedder], kind: int, states: str, tmp_path: Path
+) -> None:
+    own = replace(embedders["qwen3"], states=states)
+    path = write_gguf(_with_prefix(own.model), tmp_path / "model.gguf", pooling_type=kind)
+    config = EngineConfig(backend="reference")
+    ids = [[5, 6, 7, 8], list(range(10, 50))]
+    with LLM.from_assembly(build(str(path), config, text=False)) as llm:
+        assert np.abs(vectors(llm, ids) - np.stack([own.vector(one) for one in ids])).max() < 1e-4
+    assert load_checkpoint(write_gguf(_with_prefix(own.model), tmp_path / "plain.gguf")).pooling is None
+    with pytest.raises(ModelError, match="pooling_type is 4: rerankers in GGUF files are not read"):
+        load_checkpoint(write_gguf(_with_prefix(own.model), tmp_path / "rank.gguf", pooling_type=4))
+
+
+def _with_prefix(model: PreTrainedModel) -> PreTrainedModel:
+    """The same decoder within a language model, whose names files have."""
+    outer = transformers.Qwen3ForCausalLM(model.config)
+    outer.model.load_state_dict(model.state_dict())
+    return outer

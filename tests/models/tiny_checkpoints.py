@@ -470,8 +470,6 @@ _BEYOND_HOST = (
 )
 """Families that not every backend computes."""
 _KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
-_DECLARED_ALONE = ("granite", "seed_oss", "ernie4_5")
-"""Families that differ from others by their declaration: what backends compute of them is tested with those."""
 
 
 def variants() -> list[str]:
@@ -489,11 +487,7 @@ def sharded_variants() -> list[str]:
 
 def uniform_variants() -> list[str]:
     """Those whose layers have the same sizes, and that every backend computes."""
-    return [
-        variant
-        for variant in _BUILDERS
-        if variant != "qwen3_moe_mixed" and not variant.startswith((*_BEYOND_HOST, *_DECLARED_ALONE))
-    ]
+    return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed" and not variant.startswith(_BEYOND_HOST)]
 
 
 def dense_variants() -> list[str]:
@@ -503,17 +497,9 @@ def dense_variants() -> list[str]:
 
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: all of one size, dense or with experts."""
-    return [
-        *uniform_variants(),
-        *_DECLARED_ALONE,
-        "qwen3_moe_mixed",
-        "gpt_oss",
-        "qwen2_moe",
-        "glm4_moe",
-        "ministral3",
-        *latent_variants(),
-        *(variant for variant in _BUILDERS if variant.startswith(("lfm2", "qwen3_next", "qwen3_5"))),
-    ]
+    others = ["qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3"]
+    hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
+    return [*uniform_variants(), *others, *latent_variants(), *hybrids]
 
 
 def latent_variants() -> list[str]:

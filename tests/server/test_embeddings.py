@@ -232,12 +232,12 @@ def test_a_client_that_leaves_has_its_texts_given_up(embedder: RunningServer) ->
 
 
 def test_a_reranker_scores_pairs_for_who_has_a_key(tmp_path: Path) -> None:
-    folder, _ = make_reranker("bert", tmp_path / "model")
+    folder, _ = make_reranker("xlm_roberta", tmp_path / "model")
     query, documents = "what is a cat", [*TEXTS, "a cat " * 100]
-    options = (str(folder), "--backend", "reference", "--name", "ranker", "--max-per-key", "1")
+    options = (str(folder), "--backend", "cpu", "--name", "ranker", "--max-per-key", "1")
     key = {"headers": {"Authorization": "Bearer one"}}
     with (
-        LLM(folder, backend="reference") as llm,
+        LLM(folder, backend="cpu") as llm,
         running_server(tmp_path / "log", *options, TWOSTROKE_API_KEYS="one,two") as server,
     ):
         wanted = llm.rerank(query, documents, truncate=True)

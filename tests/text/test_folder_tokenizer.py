@@ -164,3 +164,20 @@ def test_broken_small_files(tmp_path: Path, name: str, content: str, message: st
     (folder / f"{name}.json").write_text(content, encoding="utf-8")
     with pytest.raises(ModelError, match=message):
         read_folder_tokenizer(folder)
+
+
+def test_a_wordpiece_vocabulary_is_read(tmp_path: Path) -> None:
+    """BERT's: pieces that go on have no space before them, and settings for batches do not count."""
+    vocabulary = {piece: index for index, piece in enumerate(["[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s", "sat"])}
+    backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    backend.enable_truncation(3)
+    backend.enable_padding(length=9)
+    tokenizer = read_folder_tokenizer(write_folder(tmp_path, backend))
+    assert tokenizer.encode("The cats sat") == [1, 3, 4, 5, 6, 2]
+    assert tokenizer.decode([1, 3, 4, 5, 6, 2]) == "the cats sat"
+    assert tokenizer.pair_frame == ((1,), (2,), (2,))
+    assert tokenizer.fewest.of("the" + " " * 5000 + "cat", is_framed=True) <= 4

@@ -134,7 +134,7 @@ class LLM:
         """The vectors of texts (or token ids), in their order.
 
         `prompt_name`: of the model's prompts, the one to put before each text; None: its default, if it has one.
-        `dimensions`: only this many of the first numbers, brought to length 1 again. `truncate`: a text that is too long
+        `dimensions`: only this many of the first numbers, brought to length 1 again. `truncate`: too long a text
         is cut at its end, and not refused."""
         from twostroke.engine.embedding import embed
 

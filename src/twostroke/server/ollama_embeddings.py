@@ -28,7 +28,7 @@ router = APIRouter(responses=OLLAMA_ERRORS, route_class=CheckedRoute)
 async def embed(body: EmbedBody, request: Request) -> Response:
     service = service_of(request)
     model = checked_model(body, service)
-    check_vectors(service.facts())
+    _check(service)
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     if not texts:  # as with a prompt that is left out: the model is loaded, which it always is
         return _json({"model": model, "embeddings": []})
@@ -52,11 +52,17 @@ async def embed(body: EmbedBody, request: Request) -> Response:
 async def older_embed(body: OlderEmbedBody, request: Request) -> Response:
     service = service_of(request)
     checked_model(body, service)
-    check_vectors(service.facts())
+    _check(service)
     if not body.prompt:
         return _json({"embedding": []})
     found = await _vectors(service, request, [body.prompt], body.options, "prompt", None, cuts=True)
     return _json({"embedding": vector_of(found.raw[0]).tolist()})
+
+
+def _check(service: Service) -> None:
+    """In the words that Ollama's clients look for."""
+    if service.facts().vectors is None:
+        raise bad_request("this model does not support embeddings: it writes text, and gives no vectors", "model")
 
 
 async def _vectors(

@@ -85,5 +85,5 @@ def _bytes_without_tokens(backend: Backend, vocabulary: dict[str, int], steps: l
     kind = type(model).__name__
     if kind == "BPE" and any(step["type"] == "ByteLevel" for step in steps):
         return bytes([byte for character, byte in BYTE_OF_CHARACTER.items() if character not in vocabulary])
-    falls_back = kind in ("BPE", "Unigram") and bool(model.byte_fallback)
+    falls_back = kind in ("BPE", "Unigram") and bool(getattr(model, "byte_fallback", False))  # Unigram does not say
     return b"" if falls_back and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)) else None

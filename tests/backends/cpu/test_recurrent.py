@@ -4,7 +4,6 @@ sequence may be cut, and with drafts of which some hold."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +18,12 @@ from twostroke.core.step import DecodeSlot, PrefillChunk, Step
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
-HEADS = {"linear_value_head_dim": 32}
-VARIANTS: dict[str, dict[str, Any]] = {"lfm2": {}, "lfm2_moe": {}, "qwen3_5": HEADS, "qwen3_next": HEADS}
+VARIANTS = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite_hybrid", "granite_hybrid_dense")
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder, _ = make_tiny(request.param, tmp_path_factory.mktemp(request.param), **VARIANTS[request.param])
+    folder, _ = make_tiny(request.param, tmp_path_factory.mktemp(request.param))
     return load_checkpoint(folder)
 
 

@@ -12,15 +12,17 @@ from tests.backends.cpu.native import SHAPE, instruction_set_names, native_code,
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import (
-    ELSEWHERE,
     MOST_LACKING_ROWS,
-    GroupField,
-    PlanPlace,
-    RouteField,
     StepField,
     float_bits,
 )
 from twostroke.backends.cpu.memory import address_of, float_zeros, padded, zeros
+from twostroke.backends.cpu.routing_arguments import (
+    ELSEWHERE,
+    GroupField,
+    PlanPlace,
+    RouteField,
+)
 from twostroke.backends.host.routing import route
 from twostroke.models.spec import MoeSpec, Routing
 

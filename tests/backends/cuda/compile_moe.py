@@ -17,7 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
-from twostroke.backends.cuda.kernels.expert_tiles import RULE, FewTile, GroupedTile
+from twostroke.backends.cuda.kernels.expert_tiles import RULE, FewTile, GroupedTile, MxGroupedExperts
+from twostroke.backends.cuda.kernels.product import Card, Product
 from twostroke.backends.cuda.kernels.target import Target
 from twostroke.models.spec import PLAIN_ROUTING, ClampedGate, Routing
 
@@ -42,7 +43,7 @@ NOTHING_ODD = {
     "PRECISION": "tf32",
     "ROUTING": PLAIN_ROUTING,
     "BY_LOGITS": True,
-    **dict.fromkeys(("bias", "correction", "chosen")),
+    **dict.fromkeys(("bias", "correction", "chosen", "scales")),
 }
 GPT_OSS = {"hidden": 2880, "intermediate": 2880, "experts": 32, "top_k": 4, "EXPERTS_PADDED": 32}
 DEEPSEEK_V3 = Routing("sigmoid", True, num_groups=8, groups_per_token=4, ranked_by=2, share_scale=2.5)
@@ -127,6 +128,20 @@ def compile_odd_kinds() -> None:
         compile_grouped(
             f"grouped in bulk gpt-oss {gated}", tile if gated else RULE[False][24], gated, 2880, 2880, HOPPER,
             biases, experts=32, top_k=4, EXPERTS_PADDED=32, GATED=ClampedGate() if gated else None,
+        )  # fmt: skip
+    in_mx = {**biases, "scales": "*u8", "gate_up": "*u8", "down": "*u8", "weights": "*u8"}
+    for name, kernel in (("gate_up", moe_decode._gate_up_kernel), ("down", moe_decode._down_kernel)):
+        compile_kernel(
+            f"mxfp4 {name}", kernel, {"num_warps": few.num_warps}, in_mx, OUTPUTS=few.outputs, DEPTH=few.depth,
+            **GPT_OSS | {"KIND": ClampedGate()},
+        )  # fmt: skip
+    for gated, pairs in ((True, 64), (False, 64), (True, 8192), (False, 8192)):
+        product = Product("gated" if gated else "join", 2880, 2880, has_bias=True, experts=32)
+        mx_tile = MxGroupedExperts().tile(product, pairs, Card("NVIDIA H200", 132, has_hopper_kernels=True), {})
+        assert isinstance(mx_tile, GroupedTile)
+        compile_grouped(
+            f"mxfp4 grouped {pairs} {gated}", mx_tile, gated, 2880, 2880, HOPPER, in_mx, experts=32, top_k=4,
+            EXPERTS_PADDED=32, GATED=ClampedGate() if gated else None,
         )  # fmt: skip
     for num_tokens in ROUTED_TOKENS:
         tile = moe_routing.choose_tile(num_tokens, is_wide=True).for_experts(256, by_logits=False)

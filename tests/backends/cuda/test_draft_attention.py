@@ -4,7 +4,7 @@ as decodes of their own; all that no query may read is NaN."""
 import numpy as np
 import pytest
 import torch
-from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
+from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries, random_sinks
 
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
@@ -17,11 +17,14 @@ NUM_SMS = 4
 
 def check(
     device, contexts, used, width, *, heads=4, kv_heads=2, head_dim=64, page=16, config=SMALL, dtype=torch.float32,
-    window=None, softcap=None, plan=None, padding=0, seed=0,
+    window=None, softcap=None, plan=None, padding=0, seed=0, has_sinks=False,
 ):  # fmt: skip
     """`contexts`: keys of each sequence, its queries' among them; `used`: how many of `width` queries it has."""
     rng = np.random.default_rng(seed)
-    shape, scoring = AttentionShape(heads, kv_heads, head_dim, page, dtype), Scoring(head_dim**-0.5, window, softcap)
+    shape, sinks = AttentionShape(heads, kv_heads, head_dim, page, dtype), None
+    if has_sinks:
+        sinks = random_sinks(rng, heads, device)
+    scoring = Scoring(head_dim**-0.5, window, softcap, sinks=sinks)
     cache = PagedCache.random(rng, contexts, shape, device)
     nobody, streams = len(contexts), len(contexts) + padding
     order = rng.permutation(len(contexts)).tolist()
@@ -70,6 +73,11 @@ def with_queries(shape, width):
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (6, 2), (4, 1), (16, 1)])
 def test_every_query_reads_up_to_its_own_place(device, width, heads, kv_heads):
     check(device, [width, 37, 80], [width, width, 1], width, heads=heads, kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_every_query_has_its_heads_sinks(device, window):
+    check(device, [3, 150, 80], [3, 2, 1], 3, heads=6, kv_heads=2, window=window, has_sinks=True)
 
 
 @pytest.mark.parametrize("context", [5, 16, 17, 70])

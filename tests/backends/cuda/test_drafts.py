@@ -204,10 +204,16 @@ def test_drawn_tokens_are_those_without_drafts(one_layer: Checkpoint, device: st
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "changes"),
-    [("gemma2", {}), ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2}), ("mistral", {})],
+    [
+        ("gemma2", {}),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2}),
+        ("mistral", {}),
+        ("gpt_oss", {"sliding_window": 8}),
+        ("deepseek_v2_lite", {"n_routed_experts": 4, "num_experts_per_tok": 2}),
+    ],
 )
 def test_other_families_too(variant: str, changes: Mapping[str, int], tmp_path: Path, device: str) -> None:
-    """With windows, caps and experts."""
+    """With windows, caps, sinks, experts and latents."""
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path, num_hidden_layers=2, **changes)[0])
     assert check_told(checkpoint, mixed_requests((3, 25, 1), (20, 13, 16, 9)), device) >= {1, 2, 3}
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.cuda import latent_attention as latent_bench
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch
 from twostroke.backends.cuda.kernels.decode_cuts import SplitPlan, cut_contexts, split_plan
 from twostroke.backends.cuda.kernels.head_products import HeadTile, multiply_heads
@@ -193,6 +194,21 @@ def test_what_is_kept_of_a_token(device, neighbours, grows):
         assert torch.equal(cache[block, slot], torch.cat([latents[token], turned[token]]))
         cache[block, slot] = 99.0
     assert (cache == 99.0).all(), "a slot was written that is no token's"
+
+
+def test_what_the_bench_measures_is_right(device):
+    """Its inputs and its references, at sizes that the interpreter is done with soon."""
+    sizes = latent_bench.Sizes(4, 32, 24, 8, 16, page=PAGE, dtype=torch.float32, device=device)
+    case = latent_bench.Case(sizes, [37, 37, 37])
+    shape = latent_bench.shape_of(sizes)
+    for error, launches in (
+        case.decode(shape, CONFIG),
+        case.prefill(9, ContextConfig(16, 16, 4, 2), None),
+        case.prefill(9, None, CONFIG),
+    ):
+        assert error < 1e-4
+        assert launches
+    assert latent_bench.options_of(["--model", "GLM-4.7-Flash"]).model in latent_bench.MODELS
 
 
 @pytest.mark.parametrize("inputs_last", [False, True])

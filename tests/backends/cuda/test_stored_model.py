@@ -163,4 +163,4 @@ def test_experts_are_brought_to_16_bits_and_that_is_said(tmp_path: Path) -> None
     checkpoint = random_checkpoint(make_tiny("qwen3_moe", tmp_path)[0], WeightKind.Q8_0)
     chosen = FACTORY.formats(checkpoint, FormatWish(STORED))
     assert isinstance(chosen, Formats) and chosen.weights == "bf16"
-    assert "it has no experts in few bits" in chosen.line
+    assert "brought to 16 bits: Q8_0 experts have no form on this backend" in chosen.line

@@ -25,13 +25,14 @@ from twostroke.models.weights.gguf import GGUFFile, open_gguf
 
 VARIANTS = ("llama_llama3", "mistral", "qwen2_window", "qwen3", "gemma2", "gemma3", "phi3_partial")
 MOE_VARIANTS = ("qwen3_moe", "mixtral")
+NEWER = ("gemma4", "gemma4_moe", "minimax_m2", "granite", "olmo3", "ernie4_5")
 Configs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> Configs:
     made = {}
-    for variant in (*VARIANTS, *MOE_VARIANTS):
+    for variant in (*VARIANTS, *MOE_VARIANTS, *NEWER):
         folder, _ = make_tiny(variant, tmp_path_factory.mktemp(variant))
         made[variant] = json.loads((folder / "config.json").read_text())
     return made
@@ -40,7 +41,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Configs:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFFile]:
     made = {}
-    for variant in (*VARIANTS, *MOE_VARIANTS):
+    for variant in (*VARIANTS, *MOE_VARIANTS, *NEWER):
         folder = tmp_path_factory.mktemp(variant)
         _, model = make_tiny(variant, folder)
         made[variant] = open_gguf(write_gguf(model, folder / "tiny.gguf"))
@@ -206,6 +207,21 @@ def test_spoilt_settings_are_named(configs: Configs, variant: str, name: str, va
         ("phi3_partial", "attention_bias", True),
         ("phi3_partial", "rope_parameters", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
         ("phi3_partial", "rope_parameters", {"partial_rotary_factor": 0.03}),
+        ("gemma4", "use_bidirectional_attention", "all"),
+        ("gemma4", "num_kv_shared_layers", 6),
+        ("gemma4", "num_kv_shared_layers", 5),
+        ("gemma4", "vocab_size_per_layer_input", 300),
+        ("gemma4", "per_layer_config", {"0": {"head_dim": 64}}),
+        ("gemma4", "per_layer_config", {"2": None, "5": None}),
+        ("gemma4", "rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("gemma4_moe", "num_experts", None),
+        ("gemma4_moe", "num_global_key_value_heads", "one"),
+        ("minimax_m2", "attn_type_list", [1, 0, 1]),
+        ("minimax_m2", "scoring_func", "softmax"),
+        ("minimax_m2", "rotary_dim", 7),
+        ("minimax_m2", "shared_intermediate_size", 64),
+        ("granite", "residual_multiplier", 0),
+        ("ernie4_5", "use_bias", True),
     ],
 )
 def test_what_a_family_does_not_have_is_refused(configs: Configs, variant: str, name: str, value: object) -> None:
@@ -288,7 +304,7 @@ FUZZ = examples(150, allowed=(HealthCheck.function_scoped_fixture,))
 @FUZZ
 @given(data=st.data())
 def test_any_config_is_a_sound_spec_or_a_model_error(configs: Configs, data: st.DataObject) -> None:
-    config = dict(configs[data.draw(st.sampled_from((*VARIANTS, *MOE_VARIANTS)))])
+    config = dict(configs[data.draw(st.sampled_from((*VARIANTS, *MOE_VARIANTS, *NEWER)))])
     for name in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
         if name != "architectures":
             config[name] = data.draw(JSON_VALUES)
@@ -308,7 +324,7 @@ def test_any_config_is_a_sound_spec_or_a_model_error(configs: Configs, data: st.
 @FUZZ
 @given(data=st.data())
 def test_any_gguf_metadata_is_a_sound_spec_or_a_model_error(files: dict[str, GGUFFile], data: st.DataObject) -> None:
-    file = files[data.draw(st.sampled_from((*VARIANTS, *MOE_VARIANTS)))]
+    file = files[data.draw(st.sampled_from((*VARIANTS, *MOE_VARIANTS, *NEWER)))]
     keys = sorted(key.partition(".")[2] for key in file.metadata if not key.startswith("general."))
     names = data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3))
     try:

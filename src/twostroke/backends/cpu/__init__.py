@@ -99,7 +99,8 @@ class CpuFactory:
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         from twostroke.backends.cpu.kv_kind import KVKind
-        from twostroke.backends.cpu.weights import held_bytes, is_plain, plain_bytes
+        from twostroke.backends.cpu.latent_weights import is_plain, plain_bytes
+        from twostroke.backends.cpu.weights import held_bytes
 
         if is_plain(name):
             return plain_bytes(checkpoint, name, KVKind(formats.kv))

@@ -16,13 +16,13 @@ PANEL_OUTPUTS = 32
 """Packed matrices are padded to this many outputs, so that tiles may take two columns at a time."""
 
 
-class _Field(IntEnum):
+class Field(IntEnum):
     @staticmethod
     def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
         return count
 
 
-class StepField(_Field):
+class StepField(Field):
     """What changes from step to step; one record for the whole tape."""
 
     NUM_TOKENS = auto()
@@ -45,7 +45,7 @@ class StepField(_Field):
     KV_GROUPS = auto()  # three fields a KV group follow from here, see KVGroupField
 
 
-class QueryBlockField(_Field):
+class QueryBlockField(Field):
     """One piece of attention's work, to be done for every group of heads: some queries over all their keys, or one
     query over one span of them, the last span to be done merging all."""
 
@@ -59,7 +59,7 @@ class QueryBlockField(_Field):
     LAST = auto()  # of the segment, where tokens see each other both ways: the last position
 
 
-class RunField(_Field):
+class RunField(Field):
     """Tokens of one sequence that follow each other, and change its state one after the other."""
 
     ROW = auto()  # the first
@@ -69,13 +69,13 @@ class RunField(_Field):
     ASIDE = auto()  # states after the second and later rows go to places from here on; -1: to the slot, as the first
 
 
-class KVGroupField(_Field):
+class KVGroupField(Field):
     SLOTS = auto()  # i32 [num_tokens] where a token's KV goes: block * block_size + offset
     TABLES = auto()  # i32 [num_segments, stride]
     TABLE_STRIDE = auto()
 
 
-class OperandField(_Field):
+class OperandField(Field):
     """Where the input of a matrix product lies: the first fields of each operation that writes or reads one.
     Zero addresses are not written. With THREAD_BYTES, every thread writes all rows to a copy of its own, that many
     bytes after the one before, and reads it without waiting for others; else threads share the rows."""
@@ -120,13 +120,13 @@ def quantised_stride(width: int) -> int:
 _AFTER_OPERAND = len(OperandField)
 
 
-class _OperandUser(IntEnum):
+class OperandUser(IntEnum):
     @staticmethod
     def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
         return _AFTER_OPERAND + count
 
 
-class MatmulField(_OperandUser):
+class MatmulField(OperandUser):
     WEIGHTS = auto()
     DEPTH = auto()
     NUM_TILES = auto()
@@ -137,7 +137,7 @@ class MatmulField(_OperandUser):
     ACCUMULATE = auto()  # 1: add to what the output holds
 
 
-class GatedField(_OperandUser):
+class GatedField(OperandUser):
     """Two products of one input, gate and up, and the activation that joins them into the input of another."""
 
     WEIGHTS = auto()  # the gate's tiles
@@ -158,7 +158,7 @@ class GatedField(_OperandUser):
     TARGET_APART_BYTES = auto()
 
 
-class NormField(_OperandUser):
+class NormField(OperandUser):
     INPUT = auto()  # f32 [rows, width]
     WIDTH = auto()
     STRIDE = auto()  # floats from row to row of the input; 0: as many as it is wide
@@ -170,7 +170,7 @@ class NormField(_OperandUser):
     BIAS = auto()  # layer_norm: f32 [width]
 
 
-class ShareField(_Field):
+class ShareField(Field):
     """What an expert that every row meets found, joining the residual by its share."""
 
     INPUT = auto()  # f32 [rows, width] what it found
@@ -182,99 +182,7 @@ class ShareField(_Field):
     ACCUMULATE = auto()  # 1: add to what the target holds
 
 
-class RouteField(_Field):
-    """Of a router's numbers, which experts each row is sent to, and by which shares (`models.spec.Routing`)."""
-
-    LOGITS = auto()  # f32 [rows, stride]
-    STRIDE = auto()
-    NUM_EXPERTS = auto()
-    PER_TOKEN = auto()
-    IS_SIGMOID = auto()  # 0: a softmax
-    CORRECTION = auto()  # f32 [experts], or 0
-    NUM_GROUPS = auto()
-    GROUPS_PER_TOKEN = auto()
-    RANKED_BY = auto()
-    NORMALISES = auto()
-    SHARE_SCALE = auto()
-    ROWS = auto()
-    CHOSEN = auto()  # i64 [rows, per_token]
-    SHARES = auto()  # f32 [rows, per_token]
-
-
-class PlanPlace(_Field):
-    """What is known of a layer's experts once rows are grouped, in i64: where products look for their rows."""
-
-    NUM_MET = auto()
-    NUM_ROWS = auto()  # of all of them, with what lies between
-    ONE = auto()
-    COUNTS = auto()  # of each met expert's rows, from here on
-
-
-class GroupField(_Field):
-    CHOSEN = auto()
-    PER_TOKEN = auto()
-    FIRST_HELD = auto()  # the first expert that is held here
-    NUM_HELD = auto()
-    ROWS = auto()
-    PLACES = auto()  # i64 [rows, per_token] where a row lies among those of all experts, or ELSEWHERE
-    PLAN = auto()  # i64, see PlanPlace
-    MET = auto()  # i64 [held] the met experts, from 0 on for the first held
-    STARTS = auto()  # i64 [held] where each met expert's rows begin
-    TALLY = auto()  # i64 [held] for the one who counts
-
-
-class SendField(_OperandUser):
-    """Rows laid out expert by expert."""
-
-    INPUT = auto()  # f32 [rows, width]
-    WIDTH = auto()
-    PER_TOKEN = auto()
-    PLACES = auto()
-    ROWS = auto()
-
-
-class RecordsField(_Field):
-    """Argument records of the met experts' products: those of the layer, moved to where an expert's rows lie."""
-
-    PLAN = auto()
-    MET = auto()
-    STARTS = auto()
-    NUM_FIELDS = auto()
-    ROWS_FIELD = auto()  # which of them says where the number of rows is
-    STRIDES = auto()  # i64 [fields] bytes from row to row
-    OF_LAYER = auto()  # i64 [held, fields]
-    FUNCTIONS = auto()  # i64 [held]
-    RECORDS = auto()  # i64 [held, fields] what is written
-    CALLS = auto()  # i64 [held, 2] a function and its record
-
-
-class CallsField(_Field):
-    """Other operations, one after the other, over rows that the plan counts."""
-
-    CALLS = auto()  # i64 [count, 2]
-    PLAN = auto()
-    COUNT = auto()  # the place in the plan of how many
-
-
-class SumField(_Field):
-    """What experts found, by each row's shares."""
-
-    INPUT = auto()  # f32 [rows of experts, stride]
-    STRIDE = auto()
-    WIDTH = auto()
-    PER_TOKEN = auto()
-    PLACES = auto()
-    SHARES = auto()
-    ROWS = auto()
-    TARGET = auto()  # f32 [rows, width]
-    ACCUMULATE = auto()  # 1: add to what the target holds
-
-
-ELSEWHERE = -1
-"""The place of a row that is sent to another rank's expert."""
-
-
-class ActivationField(_OperandUser):
+class ActivationField(OperandUser):
     INPUT = auto()  # f32 [rows, stride]
     STRIDE = auto()
     UP_OFFSET = auto()
@@ -287,7 +195,7 @@ NOT_FINITE = -1
 """In the place of a row's highest value, where a value of it is NaN or infinite."""
 
 
-class HighestField(_Field):
+class HighestField(Field):
     INPUT = auto()  # f32 [rows, stride]
     STRIDE = auto()
     WIDTH = auto()  # values of a row that count
@@ -295,7 +203,7 @@ class HighestField(_Field):
     OUTPUT = auto()  # i32 [rows]
 
 
-class RopeField(_Field):
+class RopeField(Field):
     INPUT = auto()  # f32 [rows, stride]: q, then k, then v
     STRIDE = auto()
     NUM_HEADS = auto()
@@ -313,7 +221,7 @@ class RopeField(_Field):
     GROUP = auto()  # the first StepField of the layer's KV group
 
 
-class AttentionField(_Field):
+class AttentionField(Field):
     QUERIES = auto()  # f32 [rows, stride]
     STRIDE = auto()
     NUM_KV_HEADS = auto()
@@ -329,7 +237,7 @@ class AttentionField(_Field):
     SINKS = auto()  # f32 [heads], of heads that have one: as scores are, in units of ln 2
 
 
-class LatentField(_Field):
+class LatentField(Field):
     """What a token leaves behind, and its queries, rotated: of latent attention."""
 
     INPUT = auto()  # f32 [rows, stride]: a latent, and a key to be rotated
@@ -346,7 +254,7 @@ class LatentField(_Field):
     GROUP = auto()
 
 
-class LatentAttentionField(_Field):
+class LatentAttentionField(Field):
     """Of a decode over latents, and of a chunk over keys and values that are made of them."""
 
     QUERIES = auto()  # f32 [rows, stride]
@@ -360,7 +268,7 @@ class LatentAttentionField(_Field):
     VALUE_B = auto()  # [heads, rank, value_dim] the same of values; of bf16 [heads, rank / 2, value_dim, 2]
 
 
-class StateField(_Field):
+class StateField(Field):
     """Where a layer's states lie: the first fields of each operation that changes them."""
 
     STATES = auto()  # f32 [slots, slot_floats]
@@ -393,7 +301,7 @@ class ConvolutionField(_StateUser):
     OUTPUT_STRIDE = auto()
 
 
-class DecayField(_Field):
+class DecayField(Field):
     """What makes the numbers of a recurrence from a token's projections, row by row."""
 
     STEPS = auto()  # f32 [rows, stride]: one a head, before its bias
@@ -430,7 +338,7 @@ class RecurrenceField(_StateUser):
     OUTPUT = auto()  # f32 [rows, num_heads * value_dim]
 
 
-class GatedNormField(_OperandUser):
+class GatedNormField(OperandUser):
     INPUT = auto()  # f32 [rows, width]
     WIDTH = auto()
     PART = auto()  # of the width, what is normed together
@@ -442,7 +350,7 @@ class GatedNormField(_OperandUser):
     GATHER = auto()  # prepare_gated: 1: the rows are those of StepField.LOGIT_ROWS
 
 
-class Wait(_Field):
+class Wait(Field):
     """Whether threads wait for each other after an operation. The entries up to the next wait are a stage: its pieces
     are dealt to whoever is running, and each piece goes through all of its entries."""
 
@@ -451,7 +359,7 @@ class Wait(_Field):
     UNLESS_ROWS_STAY = auto()  # not where every operation on rows gives a thread the same ones, and cuts nothing else
 
 
-class TapeField(_Field):
+class TapeField(Field):
     """One entry of the tape."""
 
     FUNCTION = auto()
@@ -469,7 +377,7 @@ done. A word only ever grows, so a thread that comes late finds nothing to claim
 MOST_ENTRIES = 1 << WORD_STAGE_BITS
 
 
-class TimeField(_Field):
+class TimeField(Field):
     """When a thread came to an entry of the tape, was done with its part, and went on after the barrier."""
 
     BEGIN = auto()
@@ -477,7 +385,7 @@ class TimeField(_Field):
     LEAVE = auto()
 
 
-class PoolField(_Field):
+class PoolField(Field):
     """What the threads of a pool share; lines of their own for what is written while others spin on it."""
 
     GO = 0  # twice the number of the step being run, plus 1 while what follows is being written; negative: leave
@@ -498,7 +406,7 @@ RUN_STEP_FIELDS = (PoolField.TAPE, PoolField.TAPE_LENGTH, PoolField.THREADS, Poo
 """What `run_step` is given of a step, in this order, before the step's record and its length."""
 
 
-class LineField(_Field):
+class LineField(Field):
     """A thread's own lines."""
 
     WORD = 0  # how far its part of the current stage is

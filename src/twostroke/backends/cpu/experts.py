@@ -16,17 +16,10 @@ from twostroke.backends.cpu.arguments import (
     MOST_LACKING_ROWS,
     PANEL_OUTPUTS,
     ActivationField,
-    CallsField,
     GatedField,
-    GroupField,
     MatmulField,
     OperandField,
-    PlanPlace,
-    RecordsField,
-    RouteField,
-    SendField,
     StepField,
-    SumField,
     Wait,
     float_bits,
     quantised_stride,
@@ -35,6 +28,15 @@ from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded, zeros
 from twostroke.backends.cpu.operand import GROUP_VALUES, Operand
 from twostroke.backends.cpu.packing import PackedMatrix
+from twostroke.backends.cpu.routing_arguments import (
+    CallsField,
+    GroupField,
+    PlanPlace,
+    RecordsField,
+    RouteField,
+    SendField,
+    SumField,
+)
 from twostroke.backends.cpu.shape import activation_name
 from twostroke.backends.cpu.tape import Tape
 from twostroke.models.spec import MoeSpec

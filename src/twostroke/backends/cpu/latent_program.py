@@ -16,12 +16,13 @@ from twostroke.backends.cpu.arguments import (
 )
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.latent_weights import LatentWeights
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.program import ATTENTION_PIECES, Program, group_field
 from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.shape import latent_shape
-from twostroke.backends.cpu.weights import LatentWeights, LayerWeights, Weights
+from twostroke.backends.cpu.weights import LayerWeights, Weights
 from twostroke.models.spec import LatentAttention, ModelSpec
 
 

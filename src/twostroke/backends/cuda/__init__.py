@@ -10,10 +10,11 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cuda.kernels.packed_format import FP8
+from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
-from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, HeadNeeds, uncomputed
+from twostroke.backends.cuda.supported import has_latents, unsupported_layers
+from twostroke.backends.interface import BackendSettings, HeadNeeds
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -26,7 +27,7 @@ from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
@@ -39,22 +40,6 @@ GRAPH_BYTES = 1 << 30
 """Set aside for captured graphs, cuBLAS workspaces and compiled kernels."""
 LEAST_CAPABILITY = (8, 0)
 """The first with bf16 matrix units and asynchronous copies."""
-MAX_HEAD_DIM = 256
-MAX_RANK, MAX_ROTATED = 512, 128
-"""Of latent attention; its keys but for what is rotated, and its values, are heads."""
-LATENT_UNIT = 8
-"""Its sizes are multiples of it: sixteen bytes of 16-bit numbers."""
-COMPUTED = frozenset(
-    {
-        Feature.EXPERT_BIASES,
-        Feature.GROWTH,
-        Feature.LATENT,
-        Feature.ROUTING,
-        Feature.SHARED_EXPERTS,
-        Feature.SINKS,
-    }
-)
-"""What some models have, and kernels here compute."""
 LAYER_S, EXPERTS_S = 15e-6, 15e-6
 """Of a layer, whatever its size: norms, rotation and the waits between kernels; and on top, to choose experts."""
 FIRST_COEFFICIENTS = Coefficients(
@@ -118,15 +103,13 @@ class CudaFactory:
             return None
         if wish.weights != STORED:
             return "--quantise none holds them in the few bits that they are stored in"
-        if checkpoint.spec.moe is not None:
-            return "it has no experts in few bits: they are brought to 16"
-        if _has_latents(checkpoint.spec):
+        if has_latents(checkpoint.spec):
             return "latent attention is computed by 16-bit matrices: they are brought to 16"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
         held = held_of(checkpoint, formats)
-        if not held.codes:
+        if not held.codes or (checkpoint.spec.moe is not None and MXFP4 not in held.codes.values()):
             return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
         is_float8 = set(held.codes.values()) == {FP8} and not held.declined and not _lacks_float8()
         why = "prompts are multiplied in float8, few rows in bf16" if is_float8 else "multiplied in bf16"
@@ -145,7 +128,7 @@ class CudaFactory:
             return f"its weights are stored in few bits: rounding them again to {wish.weights} would add an error"
         if checkpoint.spec.moe is not None:
             return f"it has no experts in {wish.weights}"
-        if _has_latents(checkpoint.spec):
+        if has_latents(checkpoint.spec):
             return f"it has no latent attention in {wish.weights}"
         if wish.weights == "fp8" and _lacks_float8():
             return "this device multiplies no float8: that takes compute capability 8.9 or newer"
@@ -165,7 +148,7 @@ class CudaFactory:
         if not isinstance(head, Eagle3Head):
             return "it drafts by EAGLE-3 heads, and by no others yet"
         spec = ModelSpec("eagle3", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
-        if (reason := _unsupported_layers(spec)) is not None:
+        if (reason := unsupported_layers(spec)) is not None:
             return reason
         import torch
 
@@ -227,7 +210,7 @@ class CudaFactory:
         from twostroke.backends.cuda.backend import DTYPES
         from twostroke.backends.cuda.tuning import tune_forms
 
-        codes = tuple(dict.fromkeys(held_of(checkpoint, formats).codes.values()))
+        codes = tuple(held_of(checkpoint, formats).dense_codes)  # experts in few bits go by a rule
         return tune_forms(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress, codes)
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
@@ -307,59 +290,7 @@ def _lacks_float8() -> bool:
 
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
-    return _unsupported_layers(checkpoint.spec)
-
-
-def _unsupported_layers(spec: ModelSpec) -> str | None:
-    if (reason := uncomputed(spec, COMPUTED)) is not None:
-        return reason
-    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
-    if alike.common_layer is None:
-        return LAYERS_DIFFER
-    if (reason := _unsupported_mlps(spec)) is not None:
-        return reason
-    if isinstance(latent := alike.common_layer.attention, LatentAttention):
-        return _unsupported_latent(latent)
-    attention = alike.common_layer.grouped
-    if any(layer.grouped.rope.pairs_neighbours for layer in spec.layers):
-        return "it turns pairs of dimensions half a head apart, and this model's are neighbours"
-    if attention.head_dim > MAX_HEAD_DIM or attention.head_dim % 16:
-        return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {attention.head_dim}"
-    if attention.queries_per_kv_head > 16:
-        return f"its attention shares a key among 16 queries at most, not {attention.queries_per_kv_head}"
-    return None
-
-
-def _has_latents(spec: ModelSpec) -> bool:
-    return any(isinstance(layer.attention, LatentAttention) for layer in spec.layers)
-
-
-def _unsupported_latent(own: LatentAttention) -> str | None:
-    sizes = {
-        "rank": (own.rank, MAX_RANK),
-        "unrotated part of a key": (own.plain_dim, MAX_HEAD_DIM),
-        "rotated part of a key": (own.rotated_dim, MAX_ROTATED),
-        "value": (own.value_dim, MAX_HEAD_DIM),
-    }
-    for name, (size, most) in sizes.items():
-        if size > most or size % LATENT_UNIT:
-            return f"its latent attention takes a {name} of a multiple of {LATENT_UNIT} up to {most}, not {size}"
-    return None
-
-
-def _unsupported_mlps(spec: ModelSpec) -> str | None:
-    """Layers may have experts or none, and MLPs of any widths."""
-    mixtures = {layer.moe for layer in spec.layers if layer.moe is not None}
-    if len(mixtures) > 1:
-        return "its layers have experts of several kinds, and this backend has room for one"
-    dense = [layer.dense for layer in spec.layers] + [moe.shared for moe in mixtures]
-    if any(mlp is not None and (mlp.clamp is not None or mlp.has_bias or not mlp.is_gated) for mlp in dense):
-        return "MLPs that every token meets have a plain gate and no biases here"
-    if len({mlp.activation for mlp in (*dense, *mixtures) if mlp is not None}) > 1:
-        return "its MLPs have several activations, and this backend has one for all of them"
-    if mixtures and any(layer.sandwich_norms for layer in spec.layers):
-        return "it has no experts with a norm behind them"
-    return None
+    return unsupported_layers(checkpoint.spec)
 
 
 def _progress_line() -> Progress | None:

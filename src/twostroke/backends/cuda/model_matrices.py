@@ -10,7 +10,7 @@ from math import prod
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
 from twostroke.backends.cuda.kernels.packed_format import Code, packed_bytes
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
-from twostroke.backends.cuda.stored_codes import AS_COMPUTED, QUANTISED_TO, Held, is_low_bit, stored_held
+from twostroke.backends.cuda.stored_codes import AS_COMPUTED, QUANTISED_TO, Held, Stored, is_low_bit, stored_held
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import STORED, Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
@@ -109,8 +109,12 @@ def held_of(checkpoint: Checkpoint, formats: Formats) -> Held:
         return AS_COMPUTED
     matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
     if formats.weights == STORED:
-        return stored_held(checkpoint, ((matrix.name, matrix.tensors) for matrix in matrices))
+        return stored_held(checkpoint, map(_stored, matrices))
     return Held(dict.fromkeys((matrix.name for matrix in matrices), QUANTISED_TO[formats.weights]))
+
+
+def _stored(matrix: ModelMatrix) -> Stored:
+    return Stored(matrix.name, matrix.tensors, bool(matrix.product.experts))
 
 
 def held_weight_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
@@ -130,7 +134,10 @@ def quantising_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
     if not is_low_bit(formats):
         return 0
     matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
-    return QUANTISING_BYTES_A_WEIGHT * max(prod(matrix.product.shape) for matrix in matrices)
+    dense = (
+        prod(matrix.product.shape) for matrix in matrices if not matrix.product.experts
+    )  # experts come as they are
+    return QUANTISING_BYTES_A_WEIGHT * max(dense)
 
 
 def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:
@@ -146,7 +153,7 @@ def _code_of_tensor(checkpoint: Checkpoint, name: str, formats: Formats) -> Code
         return None if is_kept else QUANTISED_TO.get(formats.weights)
     matrices = layer_matrices(checkpoint.spec, int(name.split(".")[1]))  # as `layer_name` has it
     owner = next(one for one in matrices if name in one.tensors)
-    return stored_held(checkpoint, [(owner.name, owner.tensors)]).codes.get(owner.name)
+    return stored_held(checkpoint, [_stored(owner)]).codes.get(owner.name)
 
 
 def products_of(spec: ModelSpec) -> list[Product]:

@@ -131,7 +131,7 @@ class MoeBlock:
             hopper_grouped_matmul(inputs, matrix.weight, results, order, tile=tile, gated=activation_of(kind))
         else:
             assert isinstance(tile, GroupedTile)
-            grouped_matmul(inputs, matrix.weight, results, order, tile=tile, bias=matrix.bias, gated=kind)
+            grouped_matmul(inputs, matrix.for_experts, results, order, tile=tile, bias=matrix.bias, gated=kind)
 
     def _choice(self, matrix: Matrix, num_pairs: int) -> KernelChoice:
         return self._choices.of(matrix.product, num_pairs, matrix.form_names)
@@ -143,11 +143,18 @@ class MoeBlock:
         activations = scratch.activations[: len(x) * routed.top_k]
         gate_up, down = weights.gate_up, weights.down
         moe_decode.few_tokens_gate_up(
-            x, routed, gate_up.weight, activations, bias=gate_up.bias, kind=self._gate, tile=tile
+            x, routed, gate_up.for_experts, activations, bias=gate_up.bias, kind=self._gate, tile=tile
         )
         normalise = self._moe.normalise_weights
         moe_decode.few_tokens_down(
-            activations, routed, down.weight, out, normalise=normalise, bias=down.bias, residual=residual, tile=tile
+            activations,
+            routed,
+            down.for_experts,
+            out,
+            normalise=normalise,
+            bias=down.bias,
+            residual=residual,
+            tile=tile,
         )
 
     def _route_few(self, x: torch.Tensor, scratch: MoeScratch) -> Routed:

@@ -17,6 +17,7 @@ from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, dequantise_grouped_into
+from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 from twostroke.backends.cuda.kernels.packed_format import FP8, GROUPED_CODES, LOW_BIT_CODES, LOW_BIT_DEPTH
 from twostroke.backends.cuda.kernels.packed_products import packed_product
@@ -66,7 +67,8 @@ class ProductScratch:
         self.gate_up = torch.zeros(num_tokens * 2 * widest_mlp(spec), dtype=dtype, device=device)
         self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
         products = {matrix.product for matrix in model_matrices(spec) if matrix.kind != "head"}
-        shapes = [product.shape for product in products] if held.codes else [(0, 0)]
+        dense = [product.shape for product in products if not product.experts]
+        shapes = dense if held.dense_codes else [(0, 0)]
         self.unpacked = torch.zeros(max(prod(shape) for shape in shapes), dtype=dtype, device=device)
         widest = max(shape[-1] for shape in shapes)
         self.ordered = torch.zeros(num_tokens * widest if held.with_order else 0, dtype=dtype, device=device)
@@ -223,8 +225,9 @@ def _in_order(call: Call) -> torch.Tensor:
 
 
 def _from_low_bit(call: Call) -> None:
-    x = _in_order(call)
-    packed_product(x, call.matrix.low_bit, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
+    x, weight = _in_order(call), call.matrix.low_bit
+    assert not isinstance(weight, MxMatrix)
+    packed_product(x, weight, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
     if (bias := call.matrix.bias) is not None:
         (call.out if call.out.dim() == 2 else call.out[0]).add_(bias)
 

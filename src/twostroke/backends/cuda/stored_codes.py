@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from twostroke.backends.cuda.kernels.packed_format import (
     GROUPED_CODES,
     INT4,
     LOW_BIT_DEPTH,
+    MXFP4,
     Code,
     Grouping,
     Offset,
@@ -60,6 +62,11 @@ class Held:
     """Why one that is stored in few bits is not held so."""
 
     @property
+    def dense_codes(self) -> set[Code]:
+        """Of matrices that every token meets."""
+        return {code for code in self.codes.values() if code is not MXFP4}
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is held as stored and what is not, for a user to read."""
         found = Counter(code.name for code in self.codes.values())
@@ -76,11 +83,18 @@ def all_held_in(code: Code | None) -> Held:
     return AS_COMPUTED if code is None else Held({"": code})
 
 
-def stored_held(checkpoint: Checkpoint, matrices: Iterable[tuple[str, tuple[str, ...]]]) -> Held:
-    """`matrices`: of the layers', their names and those of their tensors."""
+class Stored(NamedTuple):
+    """Of the layers' matrices: its name, those of its tensors, and whether it is experts'."""
+
+    name: str
+    tensors: tuple[str, ...]
+    is_experts: bool = False
+
+
+def stored_held(checkpoint: Checkpoint, matrices: Iterable[Stored]) -> Held:
     codes, with_order, declined = {}, set(), {}
-    for name, tensors in matrices:
-        found = code_for([checkpoint.tensors[tensor] for tensor in tensors])
+    for name, tensors, is_experts in matrices:
+        found = (experts_code if is_experts else code_for)([checkpoint.tensors[tensor] for tensor in tensors])
         if isinstance(found, str):
             declined[name] = found
             continue
@@ -88,6 +102,15 @@ def stored_held(checkpoint: Checkpoint, matrices: Iterable[tuple[str, tuple[str,
         if order_of(checkpoint.tensors[tensors[0]]) is not None:
             with_order.add(name)
     return Held(codes, frozenset(with_order), declined)
+
+
+def experts_code(tensors: Sequence[WeightTensor]) -> Code | str:
+    """As `code_for`, of experts: kernels that take several matrices read one code."""
+    others = [tensor.kind for tensor in tensors if tensor.kind not in (WeightKind.MXFP4, WeightKind.MXFP4_PARTS)]
+    if not others:
+        return MXFP4
+    what = "experts have no form on this backend" if others[0].is_quantised else "is not in few bits"
+    return f"{others[0].name.removesuffix('_PARTS')} {what}"
 
 
 def code_for(tensors: Sequence[WeightTensor]) -> Code | str:

@@ -15,6 +15,7 @@ import torch
 from twostroke.backends.cuda.kernels.eight_bits import EightBitMatrix
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, GroupValues
+from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix
 from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH
 from twostroke.backends.cuda.matrix import LowBitMatrix
 from twostroke.backends.cuda.stored_codes import BLOCKS, order_of
@@ -59,6 +60,9 @@ class Numbers:
 def fill_stored(place: LowBitMatrix, tensors: Sequence[WeightTensor]) -> None:
     """From tensors that are joined by rows, into a form that has a code for them."""
     device = place.data.device
+    if isinstance(place, MxMatrix):
+        _fill_mx(place, tensors)
+        return
     if isinstance(place, EightBitMatrix):
         parts = [_numbers(tensor, device) for tensor in tensors]
         place.put(torch.cat([part.numbers for part in parts]), torch.cat([part.scales[:, 0] for part in parts]))
@@ -76,6 +80,26 @@ def fill_stored(place: LowBitMatrix, tensors: Sequence[WeightTensor]) -> None:
     values = _joined([_values(part, place) for part in found])
     _check_finite(tensors, [values.scales, values.offsets, values.tops])
     place.put(numbers, values)
+
+
+def _fill_mx(place: MxMatrix, tensors: Sequence[WeightTensor]) -> None:
+    """Of every expert one tensor or two, in the order of its rows."""
+    data, scales = place.data.flatten(0, 1), place.scales.flatten(0, 1)
+    start = 0
+    for tensor in tensors:
+        rows, width = tensor.shape
+        if isinstance(tensor, ScaledTensor):
+            parts = tensor.parts()
+            codes, powers = on_device(parts.codes, data.device), on_device(parts.scales.astype(np.uint8), data.device)
+        else:  # GGUF's blocks: a power, then the first 16 numbers below the last 16
+            blocks = on_device(tensor.data, data.device).view(-1, tensor.kind.block_bytes)
+            numbers = _nibbles(blocks[:, 1:]).view(rows, width // 2, 2)
+            codes, powers = numbers[..., 0] | numbers[..., 1] << 4, blocks[:, 0].reshape(rows, -1)
+        if bool((powers == 255).any()):
+            raise ModelError(f"{tensor.name} has a scale that is not a number")
+        data[start : start + rows] = codes
+        scales[start : start + rows] = powers
+        start += rows
 
 
 def _check_finite(tensors: Sequence[WeightTensor], values: Sequence[torch.Tensor | None]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings, Tile
-from twostroke.backends.cuda.kernels.product_kernels import ANYWHERE, GROUPED_EXPERTS, KERNELS
+from twostroke.backends.cuda.kernels.product_kernels import ANYWHERE, GROUPED_EXPERTS, KERNELS, MX_FEW_EXPERTS
 from twostroke.cache import cache_folder, write_whole
 from twostroke.core.errors import BackendError
 
@@ -135,7 +135,9 @@ class Choices:
 
     def _beginnings(self, product: Product) -> list[int]:
         """Every number of rows from which on the choice may be another; what experts borrow may come of several."""
-        found = set(GROUPED_EXPERTS.beginnings(product) if product.experts else [1])
+        found = {1}
+        if product.experts:
+            found = {*GROUPED_EXPERTS.beginnings(product), MX_FEW_EXPERTS.last_rows(product) + 1}
         for source in self._nearest(product)[: None if product.experts else 1]:
             for lines in self._lines[source].values():
                 for line in lines:

@@ -207,11 +207,7 @@ class HostBackend(ABC):
         if self._states is not None:
             self._states.begin(step)
         if self._pooler is not None:
-            vectors, failed = self._vectors(self._pooler, step)
-            if self._states is not None:
-                self._states.end(step, {}, {})
-            compute_s = time.perf_counter() - started_s
-            return StepResult(step.step_id, {}, {}, failed, compute_s, self.others_share, vectors=vectors)
+            return self._pooled_result(self._pooler, step, started_s)
         updated_s = time.perf_counter()
         drafts = self._draft(step)
         drafting_s = time.perf_counter() - updated_s
@@ -258,6 +254,13 @@ class HostBackend(ABC):
             drafting_s,
             frozenset(stuck),
         )
+
+    def _pooled_result(self, pooler: Pooler, step: Step, started_s: float) -> StepResult:
+        vectors, failed = self._vectors(pooler, step)
+        if self._states is not None:
+            self._states.end(step, {}, {})
+        compute_s = time.perf_counter() - started_s
+        return StepResult(step.step_id, {}, {}, failed, compute_s, self.others_share, vectors=vectors)
 
     def _vectors(self, pooler: Pooler, step: Step) -> tuple[dict[int, bytes], dict[int, str]]:
         """Of each chunk that is pooled, its vector, or what went wrong with it."""

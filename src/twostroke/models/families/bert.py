@@ -95,6 +95,7 @@ ENCODER_NAMES = TensorNames(
     ignored_prefixes=("pooler.", "bert.pooler.", "roberta.pooler.", "cls.", "lm_head.", "classifier."),
     renamed_prefixes={"bert.": "", "roberta.": ""},
 )
+NO_VECTORS_ON_CARDS = ("hosts alone", "no kernel for a card here computes encoders, or gives vectors")
 _HF = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
 FAMILY = Family(
     "bert",
@@ -102,5 +103,6 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=ENCODER_NAMES,
+    only_on=NO_VECTORS_ON_CARDS,
     classifiers={"BertForSequenceClassification": (("bert.pooler.dense", "tanh"), ("classifier", "identity"))},
 )

@@ -85,7 +85,7 @@ def _heads_from_config(config: Fields, sliding: Sequence[bool]) -> tuple[_Heads,
     if (by_layer := config.section("per_layer_config")) is not None:
         full = [str(layer) for layer, slides in enumerate(sliding) if not slides]
         sections = [section.values for name in full if (section := by_layer.section(name)) is not None]
-        if set(by_layer.values) != set(full) or any(values != sections[0] for values in sections):
+        if not sections or set(by_layer.values) != set(full) or any(values != sections[0] for values in sections):
             raise config.error("per_layer_config", "must say the same of every full layer, and nothing of others")
         own = replace(by_layer, values=sections[0])
         whole_dim = own.integer("head_dim", 2, 1024, local_dim)
@@ -193,6 +193,7 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     kv_heads = _numbers(fields, "attention.head_count_kv", num_layers)
     whole_dim = fields.integer("attention.key_length", 2, 1024)
     local_dim = fields.integer("attention.key_length_swa", 2, 1024, whole_dim)
+    fields.refuse_unless({"rope.dimension_count_swa": (local_dim,), "attention.value_length_swa": (local_dim,)})
     one_of_each = {"feed_forward_length": widths[0], "attention.head_count_kv": kv_heads[0]}
     plain = replace(fields, values={**fields.values, **{fields.prefix + name: n for name, n in one_of_each.items()}})
     handled = ("final_logit_softcapping", "expert_count", "attention.scale")

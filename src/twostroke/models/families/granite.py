@@ -1,6 +1,6 @@
 """Granite 3, dense: Llama with four multipliers. What each block adds is multiplied by one of them, r: that is the same
-as a residual stream divided by r and norms with an epsilon divided by r * r, so no backend need know of it. Logits are
-divided by another, which the last norm's weight takes."""
+as a residual stream divided by r and norms with an epsilon divided by r * r, so no backend need know of it (but a head
+that reads the stream sees it divided). Logits are divided by another, which the last norm's weight takes."""
 
 from __future__ import annotations
 

@@ -179,6 +179,7 @@ class _LatentPiece(Piece):
                 *self._paging,
                 self._position,
                 self._window,
+                self._segment_last,
                 self._cap,
                 span,
                 running,

@@ -6,8 +6,12 @@ from __future__ import annotations
 from llvmlite import ir
 
 from twostroke.backends.cpu.arguments import (
-    ELSEWHERE,
     MOST_LACKING_ROWS,
+)
+from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, LANES, VOID, Emitter, Value, Variable
+from twostroke.backends.cpu.kernels.operation import PARAMETERS, OperandWriter, Operation, operation
+from twostroke.backends.cpu.routing_arguments import (
+    ELSEWHERE,
     CallsField,
     GroupField,
     PlanPlace,
@@ -16,8 +20,6 @@ from twostroke.backends.cpu.arguments import (
     SendField,
     SumField,
 )
-from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, LANES, VOID, Emitter, Value, Variable
-from twostroke.backends.cpu.kernels.operation import PARAMETERS, OperandWriter, Operation, operation
 
 _BELOW_ALL, _LOWEST, _ABOVE_ALL = -3.4e38, -3.0e38, 3.4e38
 """What no score is, what an expert is worth that may not be met, and what no score is above."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_format import can_pack
+from twostroke.backends.cuda.kernels.packed_format import MXFP4, can_pack
 from twostroke.backends.cuda.kernels.packed_tiles import LEAST_STAGES, WHOLE_ROUND_ROWS, PackedTile
 from twostroke.backends.cuda.kernels.product import DEPTH, Card, Product, Settings, declines, settings_of
 
@@ -91,6 +91,21 @@ class FewExperts:
         return [{}] if 2 * rows <= product.experts else []
 
 
+class MxFewExperts(FewExperts):
+    """The same of weights in MXFP4. No table has lines for it yet: while an expert seldom has two tokens."""
+
+    name, form = "mxfp4_few_experts", MXFP4.name
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> FewTile | str:
+        if not settings and rows > self.last_rows(product):
+            return "its tokens share no weights"
+        return super().tile(product, rows, card, settings)
+
+    def last_rows(self, product: Product) -> int:
+        """That it takes by its rule."""
+        return product.experts // 2
+
+
 RULE: Final = {
     True: {
         12: GroupedTile(16, 64, 128, num_warps=4, num_stages=3, weights_first=True),
@@ -139,6 +154,18 @@ class GroupedExperts:
         place = tiles.index(self._by_rule(product, rows, card))
         near = tiles[max(0, place - 1) : place + 2]
         return [settings_of(replace(tile, num_stages=stages)) for tile in near for stages in {tile.num_stages, 3}]
+
+
+class MxGroupedExperts(GroupedExperts):
+    """The same of weights in MXFP4, which are brought to floats on their way to the matrix instruction."""
+
+    name, form = "mxfp4_grouped_experts", MXFP4.name
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> GroupedTile | str:
+        tile = super().tile(product, rows, card, settings)
+        if isinstance(tile, str) or settings:
+            return tile
+        return replace(tile, rows=min(tile.rows, 64), outputs=min(tile.outputs, 64), depth=64, bulk=False)
 
 
 class HopperExperts:

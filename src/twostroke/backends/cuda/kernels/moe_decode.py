@@ -12,6 +12,7 @@ import triton.language as tl
 
 from twostroke.backends.cuda.kernels.activation import Gate, activate
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile
+from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix, mx_sums, parts_of
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait, wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
@@ -62,16 +63,16 @@ def _few_logits_kernel(
 
 @triton.jit
 def _gate_up_kernel(
-    x, logits, chosen, gate_up, bias, activations, hidden: tl.constexpr, intermediate: tl.constexpr,
+    x, logits, chosen, gate_up, scales, bias, activations, hidden: tl.constexpr, intermediate: tl.constexpr,
     experts: tl.constexpr, top_k: tl.constexpr, KIND: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program: a pair (token, slot) and a block of its expert's intermediate values."""
+    """A program: a pair (token, slot) and a block of its expert's intermediate values. `scales`: of weights in MXFP4;
+    None: they are floats."""
     pair = tl.program_id(1)
     token = pair // top_k
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     ids = tl.arange(0, EXPERTS_PADDED)
-    depth = tl.arange(0, DEPTH)
     # The trigger comes after the wait: whatever starts then may read the logits, as `_down_kernel` does.
     wait_and_start_next(PDL)
     if chosen is not None:
@@ -81,6 +82,35 @@ def _gate_up_kernel(
         ranks = ranks_of_experts(values, ids)
         expert = tl.sum(tl.where(ranks == pair % top_k, ids, 0), 0)
     is_output = (outputs < intermediate)[:, None]
+    mask = outputs < intermediate
+    if scales is not None:
+        first = expert.to(tl.int64) * (2 * intermediate) + tl.where(mask, outputs, 0)
+        rows, scale_rows = gate_up + first * (hidden // 2), scales + first * (hidden // 32)
+        up_rows, up_scales = rows + intermediate * (hidden // 2), scale_rows + intermediate * (hidden // 32)
+        gate_sums = tl.zeros([OUTPUTS, DEPTH // 32], tl.float32)
+        up_sums = tl.zeros([OUTPUTS, DEPTH // 32], tl.float32)
+        own_inputs = x + token.to(tl.int64) * hidden
+        for start in range(0, hidden, DEPTH):
+            gate_sums += mx_sums(rows, scale_rows, own_inputs, start, hidden, OUTPUTS, DEPTH)
+            up_sums += mx_sums(up_rows, up_scales, own_inputs, start, hidden, OUTPUTS, DEPTH)
+        gate, up = tl.sum(gate_sums, 1), tl.sum(up_sums, 1)
+    else:
+        gate, up = _gate_and_up(x, gate_up, expert, token, outputs, is_output, hidden, intermediate, OUTPUTS, DEPTH)
+    if bias is not None:
+        own_bias = bias + expert * (2 * intermediate) + outputs
+        gate += tl.load(own_bias, mask=mask, other=0.0).to(tl.float32)
+        up += tl.load(own_bias + intermediate, mask=mask, other=0.0).to(tl.float32)
+    result = activate(gate, up, KIND)
+    tl.store(activations + pair * intermediate + outputs, result.to(activations.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _gate_and_up(
+    x, gate_up, expert, token, outputs, is_output, hidden: tl.constexpr, intermediate: tl.constexpr,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """[OUTPUTS] each, of float weights"""
+    depth = tl.arange(0, DEPTH)
     gate_rows = gate_up + expert.to(tl.int64) * (2 * intermediate * hidden) + outputs[:, None] * hidden + depth[None, :]
     up_rows = gate_rows + intermediate * hidden
     gate_sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
@@ -93,21 +123,14 @@ def _gate_up_kernel(
         inputs = tl.load(x + token.to(tl.int64) * hidden + start + depth, mask=is_depth, other=0.0).to(tl.float32)
         gate_sums += gate_weights.to(tl.float32) * inputs[None, :]
         up_sums += up_weights.to(tl.float32) * inputs[None, :]
-    mask = outputs < intermediate
-    gate, up = tl.sum(gate_sums, 1), tl.sum(up_sums, 1)
-    if bias is not None:
-        own_bias = bias + expert * (2 * intermediate) + outputs
-        gate += tl.load(own_bias, mask=mask, other=0.0).to(tl.float32)
-        up += tl.load(own_bias + intermediate, mask=mask, other=0.0).to(tl.float32)
-    result = activate(gate, up, KIND)
-    tl.store(activations + pair * intermediate + outputs, result.to(activations.dtype.element_ty), mask=mask)
+    return tl.sum(gate_sums, 1), tl.sum(up_sums, 1)
 
 
 @triton.jit
 def _down_kernel(
-    activations, logits, chosen, shares, down, bias, residual, out, hidden: tl.constexpr, intermediate: tl.constexpr,
-    experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
+    activations, logits, chosen, shares, down, scales, bias, residual, out, hidden: tl.constexpr,
+    intermediate: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a token and a block of outputs, over all the token's experts."""
     token = tl.program_id(1)
@@ -128,11 +151,15 @@ def _down_kernel(
         if NORMALISE:
             total = tl.sum(tl.where(ranks < top_k, tl.exp(values - largest), 0.0), 0)
         expert = tl.sum(tl.where(ranks == 0, ids, 0), 0)
-    rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
-    weights = tl.load(rows, mask=is_output & (depth < intermediate)[None, :], other=0.0)
-    wait_and_start_next(PDL)
-    sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
     mask = outputs < hidden
+    if scales is None:
+        rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
+        weights = tl.load(rows, mask=is_output & (depth < intermediate)[None, :], other=0.0)
+        sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
+    else:
+        readable = tl.where(mask, outputs, 0)
+        sums = tl.zeros([OUTPUTS, DEPTH // 32], tl.float32)
+    wait_and_start_next(PDL)
     biases = tl.zeros([OUTPUTS], tl.float32)
     for slot in tl.static_range(top_k):
         if slot > 0:
@@ -140,20 +167,27 @@ def _down_kernel(
                 expert = tl.load(chosen + token * top_k + slot)
             else:
                 expert = tl.sum(tl.where(ranks == slot, ids, 0), 0)
-            rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
+            if scales is None:
+                rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
         if chosen is not None:
             share = tl.load(shares + token * top_k + slot)
         else:
             share = tl.exp(tl.load(own_logits + expert) - largest) / total
         if bias is not None:
             biases += share * tl.load(bias + expert * hidden + outputs, mask=mask, other=0.0).to(tl.float32)
-        inputs = activations + (token * top_k + slot) * intermediate + depth
-        for start in tl.static_range(0, intermediate, DEPTH):
-            is_depth = start + depth < intermediate
-            if slot > 0 or start > 0:
-                weights = tl.load(rows + start, mask=is_output & is_depth[None, :], other=0.0)
-            values = tl.load(inputs + start, mask=is_depth, other=0.0).to(tl.float32) * share
-            sums += weights.to(tl.float32) * values[None, :]
+        inputs = activations + (token * top_k + slot) * intermediate
+        if scales is not None:
+            first = expert.to(tl.int64) * hidden + readable
+            packed, own_scales = down + first * (intermediate // 2), scales + first * (intermediate // 32)
+            for start in range(0, intermediate, DEPTH):
+                sums += share * mx_sums(packed, own_scales, inputs, start, intermediate, OUTPUTS, DEPTH)
+        else:
+            for start in tl.static_range(0, intermediate, DEPTH):
+                is_depth = start + depth < intermediate
+                if slot > 0 or start > 0:
+                    weights = tl.load(rows + start, mask=is_output & is_depth[None, :], other=0.0)
+                values = tl.load(inputs + start + depth, mask=is_depth, other=0.0).to(tl.float32) * share
+                sums += weights.to(tl.float32) * values[None, :]
     result = tl.sum(sums, 1) + biases
     target = token.to(tl.int64) * hidden + outputs
     if residual is not None:
@@ -175,7 +209,7 @@ def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor) -
 def few_tokens_gate_up(
     x: torch.Tensor,
     routed: Routed,
-    gate_up: torch.Tensor,
+    gate_up: torch.Tensor | MxMatrix,
     activations: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
@@ -185,18 +219,19 @@ def few_tokens_gate_up(
     """x [num_tokens, hidden], gate_up [experts, 2 * intermediate, hidden], bias [experts, 2 * intermediate]
     -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
     (num_tokens, hidden), top_k = x.shape, routed.top_k
+    gate_up, scales = parts_of(gate_up)
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     dependent(_gate_up_kernel, (cdiv(intermediate, tile.outputs), num_tokens * top_k), x.device)(
-        x, routed.logits, routed.chosen, gate_up, bias, activations, hidden, intermediate, experts, top_k, KIND=kind,
-        OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(hidden)), EXPERTS_PADDED=next_power_of_2(experts),
-        num_warps=tile.num_warps,
+        x, routed.logits, routed.chosen, gate_up, scales, bias, activations, hidden, intermediate, experts, top_k,
+        KIND=kind, OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(hidden)),
+        EXPERTS_PADDED=next_power_of_2(experts), num_warps=tile.num_warps,
     )  # fmt: skip
 
 
 def few_tokens_down(
     activations: torch.Tensor,
     routed: Routed,
-    down: torch.Tensor,
+    down: torch.Tensor | MxMatrix,
     out: torch.Tensor,
     *,
     normalise: bool,
@@ -207,10 +242,12 @@ def few_tokens_down(
     """activations as `few_tokens_gate_up` wrote them, down [experts, hidden, intermediate], bias [experts, hidden] ->
     out [num_tokens, hidden], on top of `residual` if there is one (`out` itself, perhaps). It must directly follow that
     kernel. `normalise`: of routing by logits."""
-    (num_tokens, hidden), top_k = out.shape, routed.top_k
-    experts, _, intermediate = down.shape
+    (num_tokens, hidden), top_k, intermediate = out.shape, routed.top_k, activations.shape[1]
+    down, scales = parts_of(down)
+    experts = len(down)
     dependent(_down_kernel, (cdiv(hidden, tile.outputs), num_tokens), out.device)(
-        activations, routed.logits, routed.chosen, routed.shares, down, bias, residual, out, hidden, intermediate,
-        experts, top_k, NORMALISE=normalise, OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(intermediate)),
-        EXPERTS_PADDED=next_power_of_2(experts), num_warps=tile.num_warps,
+        activations, routed.logits, routed.chosen, routed.shares, down, scales, bias, residual, out, hidden,
+        intermediate, experts, top_k, NORMALISE=normalise, OUTPUTS=tile.outputs,
+        DEPTH=min(tile.depth, next_power_of_2(intermediate)), EXPERTS_PADDED=next_power_of_2(experts),
+        num_warps=tile.num_warps,
     )  # fmt: skip

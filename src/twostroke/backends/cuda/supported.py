@@ -1,0 +1,79 @@
+"""Which models the CUDA backend's kernels take: their layers' kinds and sizes, declined with a sentence. Knows no torch
+and no device at hand: a plan asks here too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twostroke.backends.interface import LAYERS_DIFFER, Feature, uncomputed
+from twostroke.models.spec import DenseMlp, LatentAttention, ModelSpec
+
+MAX_HEAD_DIM = 256
+MAX_RANK, MAX_ROTATED = 512, 128
+"""Of latent attention; its keys but for what is rotated, and its values, are heads."""
+LATENT_UNIT = 8
+"""Its sizes are multiples of it: sixteen bytes of 16-bit numbers."""
+COMPUTED = frozenset(
+    {
+        Feature.LATENT,
+        Feature.SINKS,
+        Feature.GROWTH,
+        Feature.SHARED_EXPERTS,
+        Feature.ROUTING,
+        Feature.EXPERT_BIASES,
+    }
+)
+"""What some models have, and kernels here compute."""
+
+
+def unsupported_layers(spec: ModelSpec) -> str | None:
+    """Why its kernels do not take a model, or None."""
+    if (reason := uncomputed(spec, COMPUTED)) is not None:
+        return reason
+    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
+    if alike.common_layer is None:
+        return LAYERS_DIFFER
+    if (reason := _unsupported_mlps(spec)) is not None:
+        return reason
+    if isinstance(latent := alike.common_layer.attention, LatentAttention):
+        return _unsupported_latent(latent)
+    attention = alike.common_layer.grouped
+    if any(layer.grouped.rope.pairs_neighbours for layer in spec.layers):
+        return "it turns pairs of dimensions half a head apart, and this model's are neighbours"
+    if attention.head_dim > MAX_HEAD_DIM or attention.head_dim % 16:
+        return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {attention.head_dim}"
+    if attention.queries_per_kv_head > 16:
+        return f"its attention shares a key among 16 queries at most, not {attention.queries_per_kv_head}"
+    return None
+
+
+def has_latents(spec: ModelSpec) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer in spec.layers)
+
+
+def _unsupported_latent(own: LatentAttention) -> str | None:
+    sizes = {
+        "rank": (own.rank, MAX_RANK),
+        "unrotated part of a key": (own.plain_dim, MAX_HEAD_DIM),
+        "rotated part of a key": (own.rotated_dim, MAX_ROTATED),
+        "value": (own.value_dim, MAX_HEAD_DIM),
+    }
+    for name, (size, most) in sizes.items():
+        if size > most or size % LATENT_UNIT:
+            return f"its latent attention takes a {name} of a multiple of {LATENT_UNIT} up to {most}, not {size}"
+    return None
+
+
+def _unsupported_mlps(spec: ModelSpec) -> str | None:
+    """Layers may have experts or none, and MLPs of any widths."""
+    mixtures = {layer.moe for layer in spec.layers if layer.moe is not None}
+    if len(mixtures) > 1:
+        return "its layers have experts of several kinds, and this backend has room for one"
+    dense = [layer.dense for layer in spec.layers] + [moe.shared for moe in mixtures]
+    if any(mlp is not None and (mlp.clamp is not None or mlp.has_bias or not mlp.is_gated) for mlp in dense):
+        return "MLPs that every token meets have a plain gate and no biases here"
+    if len({mlp.activation for mlp in (*dense, *mixtures) if mlp is not None}) > 1:
+        return "its MLPs have several activations, and this backend has one for all of them"
+    if mixtures and any(layer.sandwich_norms for layer in spec.layers):
+        return "it has no experts with a norm behind them"
+    return None
