@@ -384,6 +384,11 @@ def _ernie4_5(**settings: Any) -> PreTrainedModel:
     return transformers.Ernie4_5ForCausalLM(transformers.Ernie4_5Config(**{**_SIZES, "head_dim": 32, **settings}))
 
 
+def _smollm3(**settings: Any) -> PreTrainedModel:
+    own = {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    return transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**{**_SIZES, **own, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -436,6 +441,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
         **{"num_local_experts": 0, "position_embedding_type": "rope", "mamba_n_groups": 1, **settings}
     ),
     "nemotron_h": _nemotron_h,
+    "smollm3": _smollm3,
     "olmo2": _olmo2,
     "olmo3": _olmo3,
     "granite": _granite,
@@ -460,6 +466,7 @@ _BEYOND_HOST = (
     "nemotron_h",
     "olmo2",
     "olmo3",
+    "smollm3",
 )
 """Families that not every backend computes."""
 _KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")

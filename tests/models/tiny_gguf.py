@@ -36,6 +36,7 @@ _ARCHITECTURES = {
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
     "granite": gguf.MODEL_ARCH.GRANITE,
@@ -400,7 +401,7 @@ def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.
     is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
     if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral", "granite", "granitemoehybrid"):
+    if config.model_type in ("llama", "mistral", "mixtral", "granite", "granitemoehybrid", "smollm3"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:

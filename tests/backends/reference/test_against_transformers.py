@@ -64,6 +64,7 @@ GGUF_VARIANTS = (
     "qwen3_5_moe",
     "granite_hybrid",
     "granite_hybrid_dense",
+    "smollm3",
     "olmo2",
     "olmo3",
     "granite",
