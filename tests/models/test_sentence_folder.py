@@ -11,6 +11,7 @@ import pytest
 from tests.models.tiny_embedders import make_embedder, make_reranker
 
 from twostroke.core.errors import ModelError
+from twostroke.core.vectors import score_of
 from twostroke.models.loading import load_checkpoint
 
 
@@ -115,3 +116,26 @@ def test_a_reranker_has_one_label(tmp_path: Path) -> None:
     assert pooling is not None and pooling.facts.scores and pooling.states == "first"
     weight = pooling.steps[0].weight.to_float32()
     assert np.array_equal(weight, dict(model.named_parameters())["bert.pooler.dense.weight"].detach().numpy())
+
+
+@pytest.mark.parametrize(
+    ("change", "is_plain"),
+    [
+        ({}, False),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, False),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, True),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, True),
+        ({"sbert_ce_default_activation_function": "torch.nn.ReLU"}, None),
+    ],
+)
+def test_a_reranker_says_how_its_scores_are_told(change: dict[str, Any], is_plain: bool | None, tmp_path: Path) -> None:
+    folder, _ = make_reranker("bert", tmp_path)
+    changed(folder / "config.json", change)
+    if is_plain is None:
+        with pytest.raises(ModelError, match=r"is 'torch\.nn\.ReLU'; understood are"):
+            load_checkpoint(folder)
+        return
+    pooling = load_checkpoint(folder).pooling
+    assert pooling is not None and pooling.facts.is_plain == is_plain
+    raw = np.array([2.0], dtype="<f4").tobytes()
+    assert score_of(pooling.facts, raw) == pytest.approx(2.0 if is_plain else 0.880797)

@@ -22,6 +22,8 @@ class VectorFacts:
     dimensions: int
     scores: bool = False
     """It is no vector but the score of a pair of texts: a reranker's."""
+    is_plain: bool = False
+    """Its scores are told as they are, and not brought between 0 and 1."""
     shorter: tuple[int, ...] = ()
     """What a vector may be cut to, where the model says so; none: anything."""
     prompts: dict[str, str] = field(default_factory=dict)
@@ -74,9 +76,11 @@ def vector_of(raw: bytes, dimensions: int | None = None) -> array[float]:
     return array("f", [number / length for number in cut])
 
 
-def score_of(raw: bytes) -> float:
-    """Of a reranker's one number, between 0 and 1: how sure it is that a document answers a query."""
+def score_of(facts: VectorFacts, raw: bytes) -> float:
+    """Of a reranker's one number, mostly between 0 and 1: how sure it is that a document answers a query."""
     (logit,) = vector_of(raw)
+    if facts.is_plain:
+        return logit
     return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))
 
 

@@ -48,7 +48,7 @@ def rerank(llm: LLM, query: str, documents: Sequence[str], top_n: int | None, tr
         vectors = embed(llm, documents, facts.document_prompt, None, truncate, None)
         scores = [cosine(query_vector, vector) for vector in vectors]
     else:
-        scores = [score_of(raw) for raw in llm.vectors(_pairs(llm, facts, query, documents, truncate))]
+        scores = [score_of(facts, raw) for raw in llm.vectors(_pairs(llm, facts, query, documents, truncate))]
     ranked = sorted((Ranked(index, score) for index, score in enumerate(scores)), key=lambda one: -one.score)
     return ranked[:top_n]
 

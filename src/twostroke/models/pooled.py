@@ -10,7 +10,7 @@ from pathlib import Path
 from twostroke.core.errors import ModelError
 from twostroke.core.vectors import VectorFacts
 from twostroke.models.families.declaration import Family, TensorNames
-from twostroke.models.families.fields import Fields
+from twostroke.models.families.fields import Fields, shown
 from twostroke.models.pooling import DenseStep, Pooling, States
 from twostroke.models.sentence_folder import MODULES, read_sentence_folder
 from twostroke.models.spec import ModelSpec, StepActivation
@@ -21,6 +21,7 @@ _BARE = "Model"
 _DECODER_PREFIX = "model."
 _GGUF_STATES: dict[int, States] = {1: "mean", 2: "first", 3: "last"}
 _GGUF_RANK = 4
+_SIGMOID, _IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +33,21 @@ class FoundPooling:
     """None: it is a classifier, whose matrices are among the model's."""
     architecture: str
     family: Family
+    is_plain: bool = False
+    """Of a classifier: its scores are told as they are."""
 
     def pooling(self, source: str, stored: Mapping[str, WeightTensor]) -> Pooling:
-        return self.whole or _classifier(source, self.family.classifiers[self.architecture], self.spec, stored)
+        if self.whole is not None:
+            return self.whole
+        steps = _classifier(source, self.family.classifiers[self.architecture], self.spec, stored)
+        return Pooling("first", VectorFacts(1, scores=True, is_plain=self.is_plain), steps)
 
 
 def pooling_of_folder(folder: Path, family: Family, spec: ModelSpec, config: Fields) -> FoundPooling | None:
     """None: it writes tokens."""
     architecture = str((config.get("architectures") or [""])[0])
     if architecture in family.classifiers:
-        return FoundPooling(as_pooled(spec), (), None, architecture, family)
+        return FoundPooling(as_pooled(spec), (), None, architecture, family, _is_plain(config))
     found = read_sentence_folder(folder, spec.hidden_size, config)
     if found is not None:
         return FoundPooling(as_pooled(spec, found.max_tokens), found.files, found.pooling, architecture, family)
@@ -86,7 +92,7 @@ def _classifier(
     steps: tuple[tuple[str, StepActivation], ...],
     spec: ModelSpec,
     stored: Mapping[str, WeightTensor],
-) -> Pooling:
+) -> tuple[DenseStep, ...]:
     found, inputs = [], spec.hidden_size
     for name, activation in steps:
         weight, bias = stored.get(f"{name}.weight"), stored.get(f"{name}.bias")
@@ -98,4 +104,16 @@ def _classifier(
         found.append(DenseStep(weight, bias, activation))
     if inputs != 1:
         raise ModelError(f"{source}: it scores {inputs} labels, and a reranker has one")
-    return Pooling("first", VectorFacts(1, scores=True), tuple(found))
+    return tuple(found)
+
+
+def _is_plain(config: Fields) -> bool:
+    """What cross-encoders say of their scores, in the newer way or the older; nothing: they are brought between 0 and
+    1."""
+    section = config.section("sentence_transformers")
+    told = config if section is None else section
+    name = told.present("activation_fn", "sbert_ce_default_activation_function")
+    activation = told.text(name, _SIGMOID)
+    if activation not in (_SIGMOID, _IDENTITY):
+        raise told.error(name, f"is {shown(activation)}; understood are {_SIGMOID} and {_IDENTITY}")
+    return activation == _IDENTITY

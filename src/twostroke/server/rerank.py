@@ -86,7 +86,7 @@ async def _texts(
 
 def _reply(found: v.Vectors, own: VectorFacts, body: RerankBody, documents: list[str], model: str) -> dict[str, Any]:
     if own.scores:
-        scores = [score_of(raw) for raw in found.raw]
+        scores = [score_of(own, raw) for raw in found.raw]
     else:
         query, *others = (vector_of(raw) for raw in found.raw)
         scores = [cosine(query, other) for other in others]
