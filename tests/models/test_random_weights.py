@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.backends.driver import layout_for, logits_by_prefill
-from tests.models.tiny_checkpoints import cpu_variants, dense_variants, make_tiny, variants
+from tests.models.tiny_checkpoints import cpu_variants, cuda_variants, dense_variants, make_tiny, variants
 
 from bench.tokens_alike import read_prompt
 from twostroke import LLM, SamplingParams

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import ActivationField, NormField, Wait
+from twostroke.backends.cpu.arguments import ActivationField, NormField
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.model import CpuModel, ModelSettings, plain_activation
 from twostroke.backends.cpu.program import Program
@@ -23,10 +23,10 @@ from twostroke.models.checkpoint import Checkpoint
 
 
 class EncoderProgram(Program):
-    def _add_attention_in(self, layer: LayerWeights, wait: Wait | None = None) -> None:
+    def _add_attention_in(self, layer: LayerWeights) -> None:
         hidden = self._norm_fields(self._rows.hidden, None)
         self._add_row_operation("prepare", hidden, self._normed, layer.attention_in)
-        self._add_projection(layer.attention_in, self._normed, self._projected, wait=wait)
+        self._add_projection(layer.attention_in, self._normed, self._projected)
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
         super()._add_attention(index, layer)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, StepField, Wait
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, StepField
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import float_zeros
@@ -90,9 +90,9 @@ class HeadProgram(Program):
         self.join_entries = self.tape.entries()
         self._join_tape, self.tape = self.tape, self._step_tape
 
-    def _add_attention_in(self, layer: LayerWeights, wait: Wait | None = None) -> None:
+    def _add_attention_in(self, layer: LayerWeights) -> None:
         self._add_row_operation("prepare", self._norm_fields(self.inputs, None), self._wide, layer.attention_in)
-        self._add_projection(layer.attention_in, self._wide, self._projected, wait=wait)
+        self._add_projection(layer.attention_in, self._wide, self._projected)
 
 
 class CpuHead(CpuModel):

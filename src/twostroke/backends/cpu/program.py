@@ -152,10 +152,10 @@ class Program:
             segment[-1, TapeField.WAIT] = Wait.ALWAYS
         return segments
 
-    def _add_attention_in(self, layer: LayerWeights, wait: Wait | None = None) -> None:
+    def _add_attention_in(self, layer: LayerWeights) -> None:
         """Queries, keys and values of all rows."""
         self._add_norm(self._normed, layer.attention_norm, layer.attention_in)
-        self._add_projection(layer.attention_in, self._normed, self._projected, wait=wait)
+        self._add_projection(layer.attention_in, self._normed, self._projected)
 
     def _add_keys_and_values(self, index: int, layer: LayerWeights) -> None:
         """Up to where they are stored, and queries are rotated."""

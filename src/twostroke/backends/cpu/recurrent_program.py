@@ -8,6 +8,7 @@ from enum import IntEnum
 from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, Wait
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.memory import float_zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.program import ATTENTION_PIECES, Program, group_field
 from twostroke.backends.cpu.recurrent import Projected, RecurrentOperations
@@ -36,6 +37,10 @@ class RecurrentProgram(Program):
         mixer = next(one for layer in spec.layers if isinstance(one := layer.attention, Recurrent))
         self._mixer, copies = mixer, threads if own_copies else 1
         self._recurrent = RecurrentOperations(mixer, max_tokens + MOST_LACKING_ROWS, spec.norm_eps)
+        # Apart from what attention's layers are projected to: those have rows of another width, and a thread that is
+        # ahead in one layer must not write over rows that another still reads in the layer before.
+        own = (layer.attention_in.width for layer in weights.layers if layer.recurrent is not None)
+        self._inputs = float_zeros(max_tokens + MOST_LACKING_ROWS, max(own))
         self._recurred = Operand(max_tokens, self._recurrent.width, copies=copies, threads=threads)
         super().__init__(
             spec,
@@ -57,9 +62,10 @@ class RecurrentProgram(Program):
             return
         number, states = self._kv.states_of(index)
         # Whoever goes through a sequence's rows reads those of other threads.
-        self._add_attention_in(layer, wait=Wait.ALWAYS)
+        self._add_norm(self._normed, layer.attention_norm, layer.attention_in)
+        self._add_projection(layer.attention_in, self._normed, self._inputs, wait=Wait.ALWAYS)
         columns = dict(zip(projected_names(self._mixer), layer.attention_in.columns, strict=True))
-        projected, vectors = Projected(self._projected, layer.attention_in.width, columns), layer.recurrent
+        projected, vectors = Projected(self._inputs, layer.attention_in.width, columns), layer.recurrent
 
         def fields_of(part: int) -> dict[IntEnum, int]:
             return states.fields(index, group_field(number), part)
