@@ -511,7 +511,7 @@ def cuda_variants() -> list[str]:
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: the same, and most that keep states."""
     hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
-    return [*cuda_variants(), *hybrids]
+    return [*cuda_variants(), "smollm3", *hybrids]
 
 
 def latent_variants() -> list[str]:

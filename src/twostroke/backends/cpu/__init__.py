@@ -21,6 +21,7 @@ from twostroke.models.spec import (
     DenseMlp,
     GroupedAttention,
     LatentAttention,
+    LayerSpec,
     ModelSpec,
     Recurrent,
     expert_name,
@@ -196,16 +197,22 @@ def unsupported_shape(checkpoint: Checkpoint) -> str | None:
 
 
 def _attend_alike(spec: ModelSpec) -> bool:
-    """Whether layers differ in their place and MLPs alone, but for those that keep a state; some must attend."""
-    layers = tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers)
-    first = next((layer for layer in layers if not isinstance(layer.attention, Recurrent)), None)
+    """Whether layers differ in their place, rotation and MLPs alone, but for those that keep a state; some must
+    attend."""
+    attentions = (layer.attention for layer in spec.layers)
+    first = next((one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)), None)
     if first is None:
         return False
-    attend = tuple(
-        replace(layer, attention=first.attention) if isinstance(layer.attention, Recurrent) else layer
-        for layer in layers
-    )
-    return replace(spec, layers=attend).common_layer is not None
+
+    def alike(layer: LayerSpec) -> LayerSpec:
+        own = layer.attention
+        if isinstance(own, Recurrent):
+            own = first
+        elif isinstance(own, GroupedAttention):
+            own = replace(own, rope=first.rope)
+        return replace(layer, attention=own, mlp=DenseMlp(1))
+
+    return replace(spec, layers=tuple(map(alike, spec.layers))).common_layer is not None
 
 
 def _unlike_latents(attention: LatentAttention) -> str | None:
