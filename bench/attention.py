@@ -15,13 +15,7 @@ from statistics import median
 import numpy as np
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import (
-    AttentionField,
-    KVGroupField,
-    RopeField,
-    StepField,
-    float_bits,
-)
+from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, RopeField, StepField, float_bits
 from twostroke.backends.cpu.attention_work import AttentionWork
 from twostroke.backends.cpu.ceilings import machine_rates
 from twostroke.backends.cpu.code import code_for

@@ -9,7 +9,7 @@ import pytest
 
 from twostroke.backends import cuda
 from twostroke.backends.cpu import FACTORY as CPU
-from twostroke.backends.interface import LAYERS_DIFFER, uncomputed
+from twostroke.backends.features import LAYERS_DIFFER, uncomputed
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_tensors

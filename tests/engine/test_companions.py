@@ -26,7 +26,7 @@ CONFIG = EngineConfig(backend="reference", threads=1, max_context=128, kv=KVConf
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: make_tiny(name, tmp_path_factory.mktemp(name))[0] for name in ("llama", "mistral", "deepseek_v3")}
+    return {name: make_tiny(name, tmp_path_factory.mktemp(name))[0] for name in ("llama", "mistral", "nemotron_h")}
 
 
 def checkpoint_of(folder: Path, **changes: int) -> Checkpoint:
@@ -82,8 +82,10 @@ def test_a_context_that_fits_without_it_is_refused_with_what_would_fit(folders: 
 
 
 def test_backends_that_cannot_run_it_say_so(folders: dict[str, Path]) -> None:
-    asked = replace(CONFIG, backend="cpu", speculate=f"draft:{folders['deepseek_v3']}")
-    with pytest.raises(BackendError, match=r"deepseek_v3.* cannot run on the cpu backend: it has no latent attention"):
+    asked = replace(CONFIG, backend="cpu", speculate=f"draft:{folders['nemotron_h']}")
+    with pytest.raises(
+        BackendError, match=r"nemotron_h.* cannot run on the cpu backend: its layers have attention and an MLP, both"
+    ):
         prepare_model(str(folders["llama"]), asked)
 
     class OneModel:

@@ -3,9 +3,8 @@ Sequence. It declares what it supports, or declines with a reason. Chooses no wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -24,17 +23,6 @@ from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.spec import (
-    PLAIN_ROUTING,
-    DenseMlp,
-    GroupedAttention,
-    LatentAttention,
-    LayerSpec,
-    Mlp,
-    ModelSpec,
-    MoeSpec,
-    Recurrent,
-)
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
@@ -42,8 +30,6 @@ from twostroke.speculation.unseen import UnseenDrafts
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and this backend has one size for all of them"
 
 
 class Ticket(Protocol):
@@ -78,112 +64,6 @@ def refuse_drafts(backend: Backend, step: Step) -> None:
             raise BackendError(
                 f"a step has a slot of {most} drafts, and the {backend.name} backend takes {backend.max_drafts}"
             )
-
-
-class Feature(Enum):
-    """What some models have and not every backend computes: one that has learnt it says so to `uncomputed`."""
-
-    STATES = "it has no layers that keep a state in place of keys and values"
-    LATENT = "it has no latent attention"
-    SINKS = "it has no attention with sinks"
-    GROWTH = "it has no queries that grow with their position"
-    OUTPUT_GATE = "it has no attention whose output passes a gate"
-    NO_ROPE = "its attention has a rotary embedding in every layer"
-    ONE_BLOCK = "its layers have attention and an MLP, both"
-    PLAIN_MLP = "its MLPs have a gate"
-    SHARED_EXPERTS = "it has no experts that every token meets"
-    ROUTING = "its routers are a softmax without a bias, a correction or groups"
-    EXPERT_BIASES = "its experts have no biases and no clamped gates"
-    SHARED_KV = "it has no layers that read another layer's keys and values"
-    OWN_VALUES = "its values have a matrix of their own, and no norm"
-    WIDE_NORMS = "it norms queries and keys by the head alone"
-    LAYER_INPUTS = "it has no vectors for each layer and token, and no scales of layers"
-    OUTPUT_NORMS = "its layers have a norm before each block"
-    NORMED_EXPERTS = "its experts read what the layer's norm gave"
-    VECTORS = "it gives no vectors"
-    BOTH_WAYS = "its tokens see only those before them"
-    ENCODER = "it has no encoders, whose positions are looked up and whose norms stand behind their blocks"
-
-
-def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str | None:
-    """What a model has that a backend does not compute, in a sentence: each of them asks, and declines. None:
-    nothing."""
-    if spec.final_norm_bias or spec.head_bias:
-        return "it has no biases on the last norm and the output head"
-    if not spec.has_output and Feature.VECTORS not in learnt:
-        return Feature.VECTORS.value
-    if spec.places is not None and Feature.ENCODER not in learnt:
-        return Feature.ENCODER.value
-    reasons = (_uncomputed_layer(layer, learnt) for layer in dict.fromkeys(spec.layers))
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def _uncomputed_layer(layer: LayerSpec, learnt: frozenset[Feature]) -> str | None:
-    lacking = next((feature for feature in features_of(layer) if feature not in learnt), None)
-    if lacking is not None:
-        return lacking.value
-    if layer.norms_after and layer.norm_bias and not layer.is_parallel:
-        return None  # an encoder's
-    if layer.dense is not None and layer.dense.has_bias:
-        return "its MLPs have no biases"
-    if layer.is_parallel or layer.norm_bias or layer.norms_after:
-        return "its layers have a norm before each block, without a bias"
-    return None
-
-
-def features_of(layer: LayerSpec) -> Iterator[Feature]:
-    attention, mlp = layer.attention, layer.mlp
-    if isinstance(attention, Recurrent):
-        yield Feature.STATES
-    if attention is None or mlp is None:
-        yield Feature.ONE_BLOCK
-    if isinstance(attention, LatentAttention):
-        yield Feature.LATENT
-    if isinstance(attention, GroupedAttention):
-        yield from _features_of_grouped(attention)
-    if layer.layer_input is not None or layer.has_scale:
-        yield Feature.LAYER_INPUTS
-    if not layer.input_norms:
-        yield Feature.OUTPUT_NORMS
-    if layer.norms_after and layer.norm_bias:
-        yield Feature.ENCODER
-    elif not all(one.is_gated and not one.squared_relu for one in _mlps_of(mlp)):
-        yield Feature.PLAIN_MLP
-    if isinstance(mlp, MoeSpec):
-        if mlp.has_own_norms:
-            yield Feature.NORMED_EXPERTS
-        if mlp.shared is not None:
-            yield Feature.SHARED_EXPERTS
-        if mlp.router_bias or mlp.routing != PLAIN_ROUTING:
-            yield Feature.ROUTING
-        if mlp.has_bias or mlp.clamp is not None:
-            yield Feature.EXPERT_BIASES
-
-
-def _features_of_grouped(attention: GroupedAttention) -> Iterator[Feature]:
-    if attention.has_sinks:
-        yield Feature.SINKS
-    if attention.growth is not None:
-        yield Feature.GROWTH
-    if attention.output_gate:
-        yield Feature.OUTPUT_GATE
-    if attention.rope.dim == 0:
-        yield Feature.NO_ROPE
-    if attention.shares_kv_of is not None:
-        yield Feature.SHARED_KV
-    if attention.value_norm or attention.keys_are_values:
-        yield Feature.OWN_VALUES
-    if attention.norm_spans_heads:
-        yield Feature.WIDE_NORMS
-    if not attention.is_causal:
-        yield Feature.BOTH_WAYS
-
-
-def _mlps_of(mlp: Mlp | None) -> tuple[DenseMlp, ...]:
-    """Itself, or one expert and the MLP beside the experts."""
-    if isinstance(mlp, MoeSpec):
-        return (mlp.expert,) if mlp.shared is None else (mlp.expert, mlp.shared)
-    return () if mlp is None else (mlp,)
 
 
 @runtime_checkable

@@ -56,7 +56,7 @@ class Signals:
     alone_step_s: float | None = None
     """What such a step should take with a single stream."""
     fitting_streams: int | None = None
-    """So many streams like these should make a step as long as the shortest promised gap allows."""
+    """This many streams like these should make a step as long as the shortest promised gap allows."""
     levels: tuple[LevelSignals, ...] = ()
     goodput: dict[str, float] = field(default_factory=dict)
     """By class: requests a second that kept their promise, over the last minute."""
@@ -217,7 +217,7 @@ def _strictest(levels: Sequence[LevelSignals]) -> LevelSignals | None:
 
 
 def fitting_streams(levels: Sequence[LevelSignals], most: int, step_s: Callable[[int], float]) -> int | None:
-    """`step_s`: what a step of so many streams should take. At most `most`; None: nobody promises gaps."""
+    """`step_s`: what a step of this many streams should take. At most `most`; None: nobody promises gaps."""
     level = _strictest(levels)
     if level is None or level.itl_s is None:
         return None

@@ -45,7 +45,7 @@ class KVGroupShape:
     @property
     def read_bytes_per_token(self) -> int:
         """Of one position, over all layers that read it."""
-        return self.bytes_per_token * self.num_readers // self.num_layers
+        return self.bytes_per_token * self.num_readers // max(1, self.num_layers)
 
     @property
     def moved_per_position(self) -> int:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from twostroke.kv.block_pool import BlockPool
+from twostroke.kv.snapshots import Snapshots
 from twostroke.kv.tiers.tiers import KVTiers
 
 BlockState = Literal["free", "cached", "used", "shared"]
@@ -25,6 +26,19 @@ class BlockRun(NamedTuple):
     state: BlockState | SlotState
     seq_id: int
     """Who holds it, of several the one that began first; NOBODY: nobody does."""
+
+
+def group_runs(
+    number: int,
+    pool: BlockPool,
+    tables: Mapping[int, Sequence[Sequence[int | None]]],
+    states: Snapshots | None,
+) -> list[BlockRun]:
+    """Of one group. `tables`: of each sequence, one a group; `states`: what sequences hold beside them."""
+    own: dict[int, Sequence[int | None]] = {seq_id: every[number] for seq_id, every in tables.items()}
+    if states is not None and number in states.numbers:
+        own = {seq_id: [*table, *states.held_by(seq_id, number)] for seq_id, table in own.items()}
+    return block_runs(pool, own)
 
 
 def block_runs(pool: BlockPool, tables: Mapping[int, Sequence[int | None]]) -> list[BlockRun]:

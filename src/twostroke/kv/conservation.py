@@ -12,7 +12,8 @@ from twostroke.core.sequence import Sequence
 from twostroke.kv.block_pool import ConservationError
 
 if TYPE_CHECKING:
-    from twostroke.kv.ledger import Holding, KVLedger
+    from twostroke.kv.holding import Holding
+    from twostroke.kv.ledger import KVLedger
     from twostroke.kv.snapshots import Snapshots
 
 

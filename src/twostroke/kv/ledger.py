@@ -11,17 +11,16 @@ steps in launch order, so a block's next owner cannot touch it before that step 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Series
-from dataclasses import dataclass
 
 from twostroke.core.handoff import Handoff
-from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.kv_layout import KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import BlockCopy, BlockGrant, Step
 from twostroke.core.timing import PrefixBreak
-from twostroke.kv.block_map import BlockRun, block_runs, slot_runs
+from twostroke.kv.block_map import BlockRun, group_runs, slot_runs
 from twostroke.kv.block_pool import BlockPool
 from twostroke.kv.handing import Handing
+from twostroke.kv.holding import Holding, LookAhead, max_total_tokens, num_shared
 from twostroke.kv.matching import PrefixMatch, PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import Digest, PrefixIndex
@@ -32,23 +31,6 @@ from twostroke.kv.tiers.tiers import KVTiers
 
 _ANY_LENGTH = 1 << 62
 """More positions than any sequence has: a state has room for them all."""
-
-
-@dataclass(slots=True)
-class Holding:
-    """What one running sequence holds. An entry of a table is None when its block lies behind the window."""
-
-    tables: tuple[list[int | None], ...]
-    first_held: list[int]
-    """One a group: entries below it are None, all others are blocks."""
-    num_granted: list[int]
-    """One a group: entries the backend was told of."""
-    num_committed: int
-    """Full blocks that were matched, or whose KV is computed and was offered to the index."""
-    end: int = 0
-    """Positions below it have a block: nearly every step asks for one more position, and it is there."""
-    commits_at: int = 0
-    """`num_computed` from which on there is something to commit: a full block more, or one behind a window."""
 
 
 class KVLedger:
@@ -75,6 +57,7 @@ class KVLedger:
         self._chains = PrefixChains(self.index, self._memory, layout.block_size, prefix_caching=prefix_caching)
         self._matcher = PrefixMatcher(layout, self.index, self._chains)
         self._first_needed = self._matcher.first_needed
+        self._ahead = LookAhead(layout, self.pools, self._first_needed)
         self._of_tokens = tuple(number for number, group in enumerate(layout.groups) if not group.is_state)
         self.states: Snapshots | None = None
         """None: no group is one of states."""
@@ -108,19 +91,8 @@ class KVLedger:
 
     @property
     def max_total_tokens(self) -> int | None:
-        """The most tokens that one sequence alone can grow to; None: no bound, every group has a window that fits.
-        The last token sampled is never an input, so its KV is never written."""
-        block_size = self.layout.block_size
-        bounds = [
-            group.num_blocks * block_size + 1
-            for group in self.layout.groups
-            if not group.is_state and (group.window is None or group.num_blocks < self._blocks_spanned(group.window))
-        ]
-        return min(bounds, default=None)
-
-    def _blocks_spanned(self, num_positions: int) -> int:
-        """The most blocks that a run of consecutive positions can touch."""
-        return self.layout.blocks_for(num_positions - 1) + 1
+        """The most tokens that one sequence alone can grow to; None: no bound, every group has a window that fits."""
+        return max_total_tokens(self.layout)
 
     # Finding
 
@@ -389,54 +361,28 @@ class KVLedger:
 
     def blocks_to_come(self, sequence: Sequence, end: int, max_chunk: int) -> list[int]:
         """One a group: blocks that a running sequence will still take to be computed up to `end`."""
-        holding = self._holdings[sequence.seq_id]
-        return [
-            self._blocks_ahead(group, len(table), first, end, max_chunk)
-            for group, table, first in zip(self.layout.groups, holding.tables, holding.first_held, strict=True)
-        ]
+        return self._ahead.blocks_to_come(self._holdings[sequence.seq_id], end, max_chunk)
 
     def shortage(self, match: PrefixMatch, end: int, max_chunk: int, spare: Iterable[int]) -> tuple[int, ...]:
         """One a group: blocks missing for a sequence that begins with `match` to be computed up to `end`, with `spare`
         blocks left. All 0: it fits."""
-        short = []
-        parts = zip(self.layout.groups, self.pools, match.tables, spare, strict=True)
-        for number, (group, pool, table, left) in enumerate(parts):
-            ahead = self._blocks_ahead(group, len(table), self._first_needed(group, match.num_tokens), end, max_chunk)
-            revived = sum(block is not None and pool.references(block) == 0 for block in table)
-            short.append(max(0, ahead + revived + match.num_loads(number) + left - pool.num_available))
-        return tuple(short)
-
-    def _blocks_ahead(self, group: KVGroup, num_entries: int, first_held: int, end: int, max_chunk: int) -> int:
-        """A window gives blocks back as it moves on, so it never takes more than it spans while a chunk is computed."""
-        ahead = self.layout.entries_for(group, end) - num_entries
-        if group.window is not None:
-            ahead = min(ahead, self._blocks_spanned(group.window - 1 + max_chunk) - (num_entries - first_held))
-        return max(0, ahead)
+        return self._ahead.shortage(match, end, max_chunk, spare)
 
     def num_shared(self, sequence: Sequence) -> int:
         """Of a running sequence's tokens, those at the beginning whose blocks others hold, too, in every group, as far
         as its last snapshot: if it loses its own, these stay."""
-        holding = self._holdings[sequence.seq_id]
-        shared = [] if self.states is None else [self.states.keeping(sequence).last // self.layout.block_size]
-        for number in self._of_tokens:
-            table, pool = holding.tables[number], self.pools[number]
-            alone = (index for index, block in enumerate(table) if block is not None and pool.references(block) < 2)
-            shared.append(next(alone, len(table)))
-        return min(min(shared) * self.layout.block_size, len(sequence.tokens) - 1)
+        block_size = self.layout.block_size
+        shared = num_shared(self._holdings[sequence.seq_id], self._of_tokens, self.pools) * block_size
+        if self.states is not None:
+            shared = min(shared, self.states.keeping(sequence).last // block_size * block_size)
+        return min(shared, len(sequence.tokens) - 1)
 
     # Looking on
 
     def block_runs(self) -> tuple[list[BlockRun], ...]:
         """One a group: every block, as runs of neighbours of the same kind and holder."""
-        runs = []
-        for number, pool in enumerate(self.pools):
-            tables: dict[int, Series[int | None]] = {
-                seq_id: holding.tables[number] for seq_id, holding in self._holdings.items()
-            }
-            if self.states is not None and number in self.states.numbers:
-                tables = {seq_id: [*table, *self.states.held_by(seq_id, number)] for seq_id, table in tables.items()}
-            runs.append(block_runs(pool, tables))
-        return tuple(runs)
+        tables = {seq_id: holding.tables for seq_id, holding in self._holdings.items()}
+        return tuple(group_runs(number, pool, tables, self.states) for number, pool in enumerate(self.pools))
 
     def slot_runs(self) -> tuple[list[BlockRun], ...]:
         """One a group: every slot of host memory, likewise; none where there are no tiers."""

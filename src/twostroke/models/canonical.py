@@ -187,7 +187,7 @@ def _split_by_head(
     shapes: Mapping[str, tuple[int, ...]],
     num_heads: int,
 ) -> Iterator[tuple[str, WeightTensor]]:
-    """Of each head, so many rows of the first target, then of the next: copies, since a target's rows lie apart."""
+    """Of each head, this many rows of the first target, then of the next: copies, since a target's rows lie apart."""
     wanted = [shapes[target] for target in targets]
     whole = _whole(source, tensor, wanted)
     by_head = np.arange(whole.shape[0]).reshape(num_heads, -1)

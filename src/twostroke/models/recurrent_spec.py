@@ -104,7 +104,7 @@ class Mamba2:
     """Of the convolution that x, b and c go through, each channel by itself."""
     conv_bias: bool = True
     norm_groups: int = 1
-    """The gated norm takes so many parts of its width each by itself."""
+    """The gated norm takes this many parts of its width each by itself."""
     shortest_step: float = 0.0
     longest_step: float = inf
     norm_eps: float | None = None

@@ -39,8 +39,8 @@ def signals_of(metrics: Metrics, stats: Stats) -> Signals:
 
 
 def _step_of_streams(facts: Ready, stats: Stats, context: float | None) -> Callable[[int], float] | None:
-    """What a step of so many streams like these should take, by the engine's own costs; None: those are not good enough
-    yet, or there was no stream."""
+    """What a step of this many streams like these should take, by the engine's own costs; None: those are not good
+    enough yet, or there was no stream."""
     if stats.step_cost is None or context is None:
         return None
     cost, length = StepCost(facts.engine.shape, *stats.step_cost), max(1, round(context))

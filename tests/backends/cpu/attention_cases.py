@@ -11,13 +11,7 @@ import pytest
 from tests.backends.cpu.native import native_code, run
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import (
-    AttentionField,
-    KVGroupField,
-    RopeField,
-    StepField,
-    float_bits,
-)
+from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, RopeField, StepField, float_bits
 from twostroke.backends.cpu.attention_work import AttentionWork
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore

@@ -12,19 +12,17 @@ import pytest
 from tests.backends.cpu.native import SHAPE, instruction_set_names, native_code, run
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import (
+from twostroke.backends.cpu.arguments import KVGroupField, StepField, float_bits
+from twostroke.backends.cpu.memory import address_of, float_zeros
+from twostroke.backends.cpu.operand import Operand
+from twostroke.backends.cpu.recurrent_arguments import (
     ConvolutionField,
     DecayField,
     GatedNormField,
-    KVGroupField,
     RecurrenceField,
     RunField,
     StateField,
-    StepField,
-    float_bits,
 )
-from twostroke.backends.cpu.memory import address_of, float_zeros
-from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.shape import RecurrentShape, convolution_name
 
 Array = npt.NDArray[np.float64]

@@ -11,11 +11,7 @@ import pytest
 from tests.backends.cpu.native import SHAPE, instruction_set_names, native_code, run
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import (
-    MOST_LACKING_ROWS,
-    StepField,
-    float_bits,
-)
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, StepField, float_bits
 from twostroke.backends.cpu.memory import address_of, float_zeros, padded, zeros
 from twostroke.backends.cpu.routing_arguments import (
     ELSEWHERE,

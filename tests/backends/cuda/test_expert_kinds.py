@@ -106,7 +106,7 @@ def both_weights(moe: MoeSpec, device: str) -> tuple[MoeWeights, ExpertWeights]:
         matrices.append(Matrix(role, product, plain, None if bias is None else torch.from_numpy(bias).to(device)))
     experts = {
         expert: GatedMlp(
-            gate_up[expert, :width], gate_up[expert, width:], down[expert],
+            gate_up[expert, width:], down[expert], gate_up[expert, :width],
             *(() if gate_bias is None or down_bias is None
               else (gate_bias[expert, :width], gate_bias[expert, width:], down_bias[expert])),
         )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from twostroke.backends.cpu.recurrent_shape import unsupported_recurrent
 from twostroke.backends.cpu.shape import activation_name, attended_width, attending, latent_shape, mlp_widths
-from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, uncomputed
+from twostroke.backends.features import LAYERS_DIFFER, Feature, uncomputed
+from twostroke.backends.interface import BackendSettings
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout

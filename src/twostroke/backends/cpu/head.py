@@ -17,8 +17,9 @@ from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import float_zeros
 from twostroke.backends.cpu.model import CpuModel, ModelSettings
 from twostroke.backends.cpu.operand import GROUP_VALUES, Operand
-from twostroke.backends.cpu.program import Program, Rows
+from twostroke.backends.cpu.program import Program
 from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.row_operations import Rows
 from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.weights import LayerWeights, Weights
 from twostroke.backends.host.arithmetic import Array, rms_norm

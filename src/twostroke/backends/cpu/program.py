@@ -12,14 +12,11 @@ import numpy as np
 
 from twostroke.backends.cpu.arguments import (
     MOST_LACKING_ROWS,
-    MOST_PIECES,
     ActivationField,
     AttentionField,
     GatedField,
-    GatedNormField,
     HighestField,
     KVGroupField,
-    MatmulField,
     NormField,
     OperandField,
     RopeField,
@@ -34,27 +31,16 @@ from twostroke.backends.cpu.experts import ExpertRunner, LayerExperts
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
-from twostroke.backends.cpu.packing import PackedMatrix
+from twostroke.backends.cpu.recurrent_arguments import GatedNormField
 from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.row_operations import RowOperations, Rows, forms_read
 from twostroke.backends.cpu.shape import activation_name, attended_width, attending
 from twostroke.backends.cpu.tape import Record, Tape
 from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert, Weights
 from twostroke.models.spec import ModelSpec
 
 NO_WINDOW = 1 << 30
-_PIECE_BYTES = 96 << 10
-"""Weights of a piece of a product, at least: some microseconds of reading, beside which dealing it out is nothing."""
 ATTENTION_PIECES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Which rows operations work on: their residual, and where the step record has their number and their queries."""
-
-    hidden: Floats  # [rows, hidden]
-    count: StepField
-    num_blocks: StepField
-    blocks: StepField
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +53,7 @@ class Break:
     """Whether the host adds what ranks found to the residual; else an entry behind it does, through a norm."""
 
 
-class Program:
+class Program(RowOperations):
     """The tape of a model, with the buffers its operations pass on to each other."""
 
     def __init__(
@@ -254,7 +240,7 @@ class Program:
 
     def _add_experts(self, layer: LayerWeights, own: LayerExperts) -> None:
         assert self._experts is not None
-        forms = _forms_read(own.router) | {"floats": True}  # what experts are sent is made from floats
+        forms = forms_read(own.router) | {"floats": True}  # what experts are sent is made from floats
         fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
         self.tape.add("norm", fields | self._routed.fields(**forms))
         self._add_projection(own.router, self._routed, self._experts.router_logits, wait=Wait.ALWAYS)
@@ -308,7 +294,7 @@ class Program:
             GatedField.ROWS: self._rows.count,
         }
         fields |= self._normed.fields(floats=True, quantised=True, halves=True)
-        fields |= gated.target_fields(**_forms_read(mlp_out))
+        fields |= gated.target_fields(**forms_read(mlp_out))
         name = f"matmul_gated_{matrix.kind.name.lower()}"
         self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix, pieces=self._pieces(matrix))
 
@@ -345,61 +331,6 @@ class Program:
         }
         self.tape.add("highest", highest)
 
-    def _norm_fields(self, source: Floats, weight: Floats | None) -> dict[IntEnum, int]:
-        return {
-            NormField.INPUT: address_of(source),
-            NormField.WIDTH: source.shape[1],
-            NormField.WEIGHT: address_of(weight),
-            NormField.EPSILON: float_bits(self._spec.norm_eps),
-            NormField.ROWS: self._rows.count,
-        }
-
-    def _add_norm(self, operand: Operand, weight: Floats, reader: Projection) -> None:
-        self._add_row_operation("norm", self._norm_fields(self._rows.hidden, weight), operand, reader)
-
-    def _add_row_operation(
-        self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection
-    ) -> None:
-        """Prepares the input of a projection, in the forms it reads. Threads that read copies of their own go on."""
-        own = operand.copies > 1
-        wait = Wait.NEVER if own else self._wait_for_rows()
-        self.tape.add(function, fields | operand.fields(**_forms_read(reader)), wait=wait, pieces=0 if own else 1)
-
-    def _wait_for_rows(self) -> Wait:
-        """After an operation on rows that others on rows follow. Of few rows, for the logits, none stay."""
-        return Wait.UNLESS_ROWS_STAY if self._rows.count is StepField.NUM_TOKENS else Wait.ALWAYS
-
-    def _add_projection(
-        self,
-        projection: Projection,
-        operand: Operand,
-        output: Floats,
-        *,
-        accumulate: bool = False,
-        wait: Wait | None = None,
-    ) -> None:
-        """Its parts write columns of their own: one barrier, after the last; None: as suits rows."""
-        last = self._wait_for_rows() if wait is None else wait
-        for part in projection.parts:
-            matrix = part.matrix
-            fields: dict[IntEnum, int] = {
-                MatmulField.WEIGHTS: address_of(matrix.data),
-                MatmulField.DEPTH: matrix.depth,
-                MatmulField.NUM_TILES: matrix.num_tiles,
-                MatmulField.ROWS: self._rows.count,
-                MatmulField.OUTPUT: address_of(output) + 4 * part.column,
-                MatmulField.OUTPUT_STRIDE: projection.width,
-                MatmulField.BIAS: address_of(part.bias),
-                MatmulField.ACCUMULATE: int(accumulate),
-            }
-            fields |= operand.fields(floats=True, quantised=True, halves=True)
-            name, pieces = f"matmul_{matrix.kind.name.lower()}", self._pieces(matrix)
-            own_wait = last if part is projection.parts[-1] else Wait.NEVER
-            self.tape.add(name, fields, wait=own_wait, matrix=matrix, pieces=pieces)
-
-    def _pieces(self, matrix: PackedMatrix) -> int:
-        return min(max(matrix.data.nbytes // (self._threads * _PIECE_BYTES), 1), MOST_PIECES)
-
     def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
         """A block's output joins the residual, through a norm of its own where the model has one."""
         if norm is None and not self._joins:
@@ -422,13 +353,3 @@ def group_field(group: int) -> int:
 def _widest_inner(layer: LayerWeights) -> int:
     """Of what an MLP's gate and up leave side by side."""
     return max(layer.mlp_in.width, 0 if layer.shared is None else layer.shared.mlp_in.width)
-
-
-def _forms_read(projection: Projection) -> dict[str, bool]:
-    """The forms of its input that a projection reads: others are not written."""
-    kinds = [part.matrix.kind for part in projection.parts]
-    return {
-        "floats": any(not kind.is_quantised for kind in kinds),
-        "quantised": any(kind.is_quantised for kind in kinds),
-        "halves": any(kind.is_quantised and kind.layout.scale_sets == 2 for kind in kinds),
-    }

@@ -10,15 +10,9 @@ from math import inf
 
 import numpy as np
 
-from twostroke.backends.cpu.arguments import (
-    ConvolutionField,
-    DecayField,
-    GatedNormField,
-    RecurrenceField,
-    StepField,
-    float_bits,
-)
+from twostroke.backends.cpu.arguments import StepField, float_bits
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded
+from twostroke.backends.cpu.recurrent_arguments import ConvolutionField, DecayField, GatedNormField, RecurrenceField
 from twostroke.backends.cpu.recurrent_shape import recurrent_width
 from twostroke.backends.cpu.shape import LANES, convolution_name
 from twostroke.models.spec import GatedDeltaNet, Mamba2, Recurrent, ShortConvolution, layer_name

@@ -8,8 +8,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import RunField, StateField
 from twostroke.backends.cpu.memory import Bytes, address_of, float_zeros
+from twostroke.backends.cpu.recurrent_arguments import RunField, StateField
 from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_blocks import BlockFormat
 from twostroke.core.kv_layout import KVGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twostroke.backends.interface import LAYERS_DIFFER, Feature, uncomputed
+from twostroke.backends.features import LAYERS_DIFFER, Feature, uncomputed
 from twostroke.models.spec import DenseMlp, LatentAttention, ModelSpec
 
 MAX_HEAD_DIM = 256

@@ -25,7 +25,7 @@ class HostStates(Protocol):
         """The state behind the first `num_drafts` of the slot's drafts to another slot; 0: what the slot holds."""
 
     def commit(self, group: int, slot: int, num_drafts: int) -> None:
-        """So many drafts of the slot's hold: the state behind them is the sequence's. All that was kept aside for it is
+        """This many of the slot's drafts hold: the state behind them is the sequence's. All that was kept aside is
         forgotten."""
 
     def drop_aside(self) -> None:

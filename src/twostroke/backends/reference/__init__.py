@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import BackendSettings, Feature, uncomputed
+from twostroke.backends.features import Feature, uncomputed
+from twostroke.backends.interface import BackendSettings
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes

@@ -45,13 +45,13 @@ class StateStore:
         self._aside.setdefault((layer, slot), []).append(_joined(state))
 
     def save(self, group: int, slot: int, num_drafts: int, target: int) -> None:
-        """The state after so many of the slot's drafts, to another slot; 0: what the slot holds."""
+        """The state after this many of the slot's drafts, to another slot; 0: what the slot holds."""
         for layer in self._groups[group].layers:
             kept = self._aside[layer, slot][num_drafts - 1] if num_drafts else self._states[layer][slot]
             self._states[layer][target] = kept
 
     def commit(self, group: int, slot: int, num_drafts: int) -> None:
-        """So many drafts of the slot's last step hold; all that was kept aside for it is forgotten."""
+        """This many drafts of the slot's last step hold; all that was kept aside for it is forgotten."""
         if num_drafts:
             self.save(group, slot, num_drafts, slot)
         for layer in self._groups[group].layers:

@@ -6,12 +6,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.arguments import (
-    KVGroupField,
-    LatentAttentionField,
-    QueryBlockField,
-    StepField,
-)
+from twostroke.backends.cpu.arguments import KVGroupField, LatentAttentionField, QueryBlockField, StepField
 from twostroke.backends.cpu.kernels.attention import Block, Piece
 from twostroke.backends.cpu.kernels.emitter import F32, I16, I16X16, I32, I32X16, I64, LANES, POINTER, Emitter, Value
 from twostroke.backends.cpu.kernels.numbers import I16X32

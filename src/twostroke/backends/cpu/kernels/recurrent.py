@@ -9,16 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from twostroke.backends.cpu.arguments import (
-    ConvolutionField,
-    KVGroupField,
-    RecurrenceField,
-    RunField,
-    StateField,
-    StepField,
-)
+from twostroke.backends.cpu.arguments import KVGroupField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, LANES, Emitter, Value, Variable
 from twostroke.backends.cpu.kernels.operation import Operation, operation
+from twostroke.backends.cpu.recurrent_arguments import ConvolutionField, RecurrenceField, RunField, StateField
 from twostroke.backends.cpu.shape import convolution_name
 
 _CHAINS = 4

@@ -3,10 +3,10 @@ gates. A row is one thread's work."""
 
 from __future__ import annotations
 
-from twostroke.backends.cpu.arguments import DecayField, GatedNormField
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, LANES, Emitter, Value
 from twostroke.backends.cpu.kernels.norms import inverse_rms, source_row
 from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation
+from twostroke.backends.cpu.recurrent_arguments import DecayField, GatedNormField
 
 _LENGTH_EPSILON = 1e-6
 _LINEAR_FROM = 20.0

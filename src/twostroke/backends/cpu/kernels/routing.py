@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.arguments import (
-    MOST_LACKING_ROWS,
-)
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, LANES, VOID, Emitter, Value, Variable
 from twostroke.backends.cpu.kernels.operation import PARAMETERS, OperandWriter, Operation, operation
 from twostroke.backends.cpu.routing_arguments import (
