@@ -197,9 +197,8 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.planner.estimate", "from twostroke.models.hub import download"),
         ("twostroke.scheduling.scheduler", "from twostroke.models.spec import ModelSpec"),
         ("twostroke.explain.verdict", "from twostroke.engine.step_log import StepLog"),
-        ("twostroke.scheduling.scheduler", "from twostroke.backends.interface import Backend")(
-            "twostroke.models.spec", "import torch"
-        ),
+        ("twostroke.scheduling.scheduler", "from twostroke.backends.interface import Backend"),
+        ("twostroke.models.spec", "import torch"),
         ("twostroke.models.spec", "from twostroke.text.tokenizer import Tokenizer"),
         ("twostroke.text.tokenizer", "from twostroke.models.checkpoint import Checkpoint"),
         ("twostroke.text.tokenizer", "import transformers"),
@@ -216,9 +215,8 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.lab.bench", "from twostroke.cli import units"),
         ("twostroke.lab.bench", "import rich"),
         ("twostroke.engine.engine", "from twostroke.lab.stage import Stage"),
-        ("twostroke.planner.simulate", "from twostroke.backends.interface import Backend")(
-            "twostroke.planner.simulate", "from twostroke.engine.engine import Engine"
-        ),
+        ("twostroke.planner.simulate", "from twostroke.backends.interface import Backend"),
+        ("twostroke.planner.simulate", "from twostroke.engine.engine import Engine"),
         ("twostroke.cli.run", "import numpy"),
         ("twostroke.scheduling.scheduler", "from twostroke.cli import app"),
         ("twostroke.server.client", "from twostroke.scheduling.scheduler import Scheduler"),
@@ -226,9 +224,8 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.engine.engine", "from twostroke.server.messages import Output"),
         ("twostroke.cli.serve", "import fastapi"),
         ("twostroke.planner.estimate", "from twostroke.engine.shape import shape_of"),
-        ("twostroke.planner.estimate", "from twostroke.backends.interface import Backend")(
-            "twostroke.cost.devices", "from twostroke.planner.deployment import Deployment"
-        ),
+        ("twostroke.planner.estimate", "from twostroke.backends.interface import Backend"),
+        ("twostroke.cost.devices", "from twostroke.planner.deployment import Deployment"),
         ("twostroke.cluster.transfer.sockets", "from twostroke.kv.tiers.host import HostTier"),
         ("twostroke.cluster.transfer.nixl", "import torch"),
         ("twostroke.cluster.kv_events", "from twostroke.server.messages import Stats"),
@@ -254,9 +251,8 @@ def test_a_wrong_import_is_noticed(module, source):
         ("twostroke.backends.cpu.kernels.dot", "from llvmlite import ir\nfrom . import emitter"),
         ("twostroke.backends.cpu.backend", "from twostroke.backends.host.sampler import RowSampler"),
         ("twostroke.engine.build", "from twostroke import backends\nfrom twostroke.models.loading import load"),
-        ("twostroke.engine.engine", "from twostroke.backends.interface import Backend")(
-            "twostroke.cli.run", "import typer\nfrom twostroke import __version__"
-        ),
+        ("twostroke.engine.engine", "from twostroke.backends.interface import Backend"),
+        ("twostroke.cli.run", "import typer\nfrom twostroke import __version__"),
     ],
 )
 def test_a_right_import_is_let_through(module, source):
