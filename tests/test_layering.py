@@ -86,7 +86,7 @@ DECLARATIONS = {
     "models.quantised",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
+SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.features", "twostroke.backends.host")
 # Whoever chooses or loads a concrete part; inside the engine that is build.py alone.
 CHOOSERS = ("twostroke.models.loading", "twostroke.models.resolve", "twostroke.text.loading")
 
