@@ -12,6 +12,7 @@ from tests.backends.driver import Driver, layout_for
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cpu import FACTORY
+from twostroke.backends.cpu.state_store import FIRST_ASIDE
 from twostroke.backends.host.batch import Batch
 from twostroke.core.formats import FormatWish
 from twostroke.core.step import DecodeSlot, PrefillChunk, Step
@@ -97,5 +98,24 @@ def test_sequences_beside_each_other_keep_their_own_states(hybrid: Checkpoint) -
         assert np.array_equal(together[0], alone[0][31]) and np.array_equal(together[1:], alone[1][:30])
         second.position = 30
         assert np.array_equal(second.decode()[0], alone[1][30])
+    finally:
+        backend.close()
+
+
+def test_room_for_states_behind_drafts_grows(hybrid: Checkpoint) -> None:
+    """More drafts than any step had before: the tapes are made anew, and sequences go on as they were."""
+    backend = FACTORY.create(hybrid, layout_for(hybrid.spec, len(TOKENS), 16), SETTINGS)
+    try:
+        driver = Driver(backend, TOKENS)
+        driver.prefill(20)
+        plain = [driver.decode()[0] for _ in range(30)]
+        driver.leave()
+        driver = Driver(backend, TOKENS)
+        driver.prefill(20)
+        step = Step(1, decodes=(driver.slot(),))
+        found = backend.forward(Batch.from_step(step, backend.rows, {0: tuple(TOKENS[21:50])}))
+        assert len(found) > FIRST_ASIDE and all(
+            np.array_equal(one, other) for one, other in zip(found, plain, strict=True)
+        )
     finally:
         backend.close()

@@ -94,9 +94,13 @@ class StateStore:
 
     def make_room(self, batch: Batch) -> bool:
         """Whether tapes are to be made anew: a step has more drafts than any had before."""
-        lacking = [group for group in self.groups.values() if not group.has_room(batch.num_decodes)]
+        if not self.groups:
+            return False
+        slots = batch.tables[next(iter(self.groups))][: batch.num_decodes, 0]
+        num_drafts = int((slots[1:] == slots[:-1]).sum())
+        lacking = [group for group in self.groups.values() if not group.has_room(num_drafts)]
         for group in lacking:
-            group.make_room(batch.num_decodes)
+            group.make_room(num_drafts)
         return bool(lacking)
 
     def runs(self, batch: Batch) -> Int32Array:
