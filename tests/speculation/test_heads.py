@@ -179,7 +179,8 @@ def test_what_is_proposed_is_what_the_whole_text_gives(made: Made, make_llm: Mak
     sampling = [replace(GREEDY, max_tokens=12)] * len(PROMPTS)
     for _ in range(2):
         results = llm.generate(PROMPTS, sampling)
-    assert results[0].samples[0].timing.cached_tokens >= 32
+    least_cached = 16 if way == "little KV" else 32  # which blocks others took depends on when each prompt began
+    assert results[0].samples[0].timing.cached_tokens >= least_cached
     heard = [one for one in listener.heard if one[1]]
     assert len(heard) == len(listener.heard) >= 30  # nobody's slots were lost
     chains = [(list(proposal.token_ids), published_chain(made, known, most)) for known, most, proposal in heard]
