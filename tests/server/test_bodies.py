@@ -10,10 +10,9 @@ import time
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 from twostroke.server import bodies
 from twostroke.server.bodies import LARGE_BYTES, MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, PIECE_BYTES, check_large
 from twostroke.server.errors import ApiError
@@ -131,7 +130,7 @@ def test_sentences_at_a_real_server(server: RunningServer, size: int) -> None:
             "Content-Type": "application/json",
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
-        answer = httpx.post(f"{server.base_url}/completions", content=body, headers=named, timeout=120)
+        answer = CLIENT.post(f"{server.base_url}/completions", content=body, headers=named)
         return answer.status_code, answer.json()["error"]["message"]
 
     packed = gzip.compress(b'{"prompt": "' + text + b'"}')

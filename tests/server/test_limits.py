@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import MODEL_OPTIONS
-from tests.server.running import ANSWER_LIMIT_S, RunningServer, running_server
+from tests.server.running import ANSWER_LIMIT_S, CLIENT, RunningServer, running_server
 
 ALICE = {"Authorization": "Bearer alice-key"}
 BOB = {"Authorization": "Bearer bob-key"}
@@ -171,9 +171,9 @@ def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
 def test_cors_answers_the_one_origin_that_was_named(limited: RunningServer) -> None:
     ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     url = f"{limited.base_url}/completions"
-    allowed = httpx.options(url, headers={**ask, "Origin": "https://page.example"}, timeout=ANSWER_LIMIT_S)
+    allowed = CLIENT.options(url, headers={**ask, "Origin": "https://page.example"})
     assert allowed.headers["access-control-allow-origin"] == "https://page.example"
-    refused = httpx.options(url, headers={**ask, "Origin": "https://other.example"}, timeout=ANSWER_LIMIT_S)
+    refused = CLIENT.options(url, headers={**ask, "Origin": "https://other.example"})
     assert "access-control-allow-origin" not in refused.headers
 
 
