@@ -61,9 +61,7 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
         (replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)), "another layer's keys and values"),
         (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
         (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "its values have a matrix of their own"),
-        (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
         (replace(LAYER, has_scale=True), "no scales of layers"),
-        (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "read what the layer's norm gave"),
         (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
@@ -83,6 +81,8 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
+        (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
+        (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
         (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
         (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
     ],

@@ -17,6 +17,7 @@ from twostroke.backends.cpu.arguments import (
     ROWS_APART_BYTES,
     START_MIDDLE,
     ActivationField,
+    ColumnsField,
     HighestField,
     NormField,
     RopeField,
@@ -99,6 +100,32 @@ def test_norm_add(isa_name: str) -> None:
     expected = target + normed(inputs, weight)
     execute(isa_name, "norm_add", norm_fields(inputs, weight) | {NormField.ADD_TO: address_of(target)})
     assert np.abs(target - expected).max() < 3e-6
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_norm_of_columns(isa_name: str, in_place: bool) -> None:
+    """Three parts of the middle of each row; what lies before and behind them stays."""
+    first, width, count = 16, 16, 3
+    inputs, weight = random_rows(), random_rows()[0, :width].copy()
+    before, output = inputs.copy(), inputs if in_place else float_zeros(ROWS, 2 * WIDTH)
+    fields: dict[IntEnum, int] = {
+        ColumnsField.INPUT: address_of(inputs) + 4 * first,
+        ColumnsField.STRIDE: WIDTH,
+        ColumnsField.WIDTH: width,
+        ColumnsField.COUNT: count,
+        ColumnsField.WEIGHT: address_of(weight),
+        ColumnsField.EPSILON: float_bits(EPSILON),
+        ColumnsField.ROWS: StepField.NUM_TOKENS,
+        ColumnsField.OUTPUT: address_of(output) + 4 * first,
+        ColumnsField.OUTPUT_STRIDE: output.shape[1],
+    }
+    execute(isa_name, "norm_columns", fields)
+    columns = slice(first, first + count * width)
+    parts = before[:, columns].reshape(ROWS, count, width)
+    assert np.abs(output[:, columns].reshape(parts.shape) - normed(parts, weight)).max() < 3e-6
+    around = np.delete(np.arange(WIDTH), columns)
+    assert np.array_equal(inputs[:, around], before[:, around])
+    assert in_place or (np.array_equal(inputs, before) and not np.delete(output, columns, axis=1).any())
 
 
 @pytest.mark.parametrize("width", [96, 83, 5])

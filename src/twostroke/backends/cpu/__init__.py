@@ -162,11 +162,13 @@ _LEARNT = frozenset(
         Feature.LATENT,
         Feature.NO_ROPE,
         Feature.OUTPUT_GATE,
+        Feature.OUTPUT_NORMS,
         Feature.ROUTING,
         Feature.SHARED_EXPERTS,
         Feature.SINKS,
         Feature.STATES,
         Feature.VECTORS,
+        Feature.WIDE_NORMS,
     }
 )
 

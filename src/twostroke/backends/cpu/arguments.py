@@ -160,6 +160,20 @@ class NormField(OperandUser):
     BIAS = auto()  # layer_norm: f32 [width]
 
 
+class ColumnsField(Field):
+    """Some columns of rows, in parts that are normed each by itself."""
+
+    INPUT = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    WIDTH = auto()  # of a part
+    COUNT = auto()  # of parts, side by side
+    WEIGHT = auto()  # f32 [width]
+    EPSILON = auto()
+    ROWS = auto()
+    OUTPUT = auto()  # f32 [rows, output_stride]; it may be the input
+    OUTPUT_STRIDE = auto()
+
+
 class ShareField(Field):
     """What an expert that every row meets found, joining the residual by its share."""
 

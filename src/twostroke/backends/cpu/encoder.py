@@ -47,8 +47,8 @@ class EncoderProgram(Program):
         self._add_projection(layer.mlp_out, self._gated, self._rows.hidden, accumulate=True)
         self._add_layer_norm(layer.mlp_norm, layer.mlp_norm_bias)
 
-    def _add_layer_norm(self, weight: Floats, bias: Floats | None) -> None:
-        assert bias is not None
+    def _add_layer_norm(self, weight: Floats | None, bias: Floats | None) -> None:
+        assert weight is not None and bias is not None
         fields = self._norm_fields(self._rows.hidden, weight) | {NormField.BIAS: address_of(bias)}
         self.tape.add("layer_norm", fields, wait=self._wait_for_rows())
 

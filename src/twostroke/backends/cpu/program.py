@@ -4,7 +4,7 @@ Once the last layer's keys and values are stored, only the rows whose logits are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from itertools import pairwise
 
@@ -14,46 +14,35 @@ from twostroke.backends.cpu.arguments import (
     MOST_LACKING_ROWS,
     ActivationField,
     AttentionField,
-    GatedField,
     HighestField,
     KVGroupField,
     NormField,
     OperandField,
     RopeField,
-    ShareField,
     StepField,
     TapeField,
     Wait,
     float_bits,
 )
 from twostroke.backends.cpu.compile import NativeCode
-from twostroke.backends.cpu.experts import ExpertRunner, LayerExperts
+from twostroke.backends.cpu.experts import ExpertRunner
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
+from twostroke.backends.cpu.mlp_program import Break, MlpOperations
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.recurrent_arguments import GatedNormField
 from twostroke.backends.cpu.rotation import Positions
-from twostroke.backends.cpu.row_operations import RowOperations, Rows, forms_read
+from twostroke.backends.cpu.row_operations import Rows
 from twostroke.backends.cpu.shape import activation_name, attended_width, attending
 from twostroke.backends.cpu.tape import Record, Tape
-from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert, Weights
-from twostroke.models.spec import ModelSpec
+from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
+from twostroke.models.spec import GroupedAttention, ModelSpec
 
 NO_WINDOW = 1 << 30
 ATTENTION_PIECES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
-    """Where the tape stops for ranks to meet."""
-
-    place: int  # the entry that it is before
-    rows: Rows
-    adds: bool = True
-    """Whether the host adds what ranks found to the residual; else an entry behind it does, through a norm."""
-
-
-class Program(RowOperations):
+class Program(MlpOperations):
     """The tape of a model, with the buffers its operations pass on to each other."""
 
     def __init__(
@@ -148,6 +137,8 @@ class Program(RowOperations):
         spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
         q_column, k_column, v_column, *_ = layer.attention_in.columns
         self._add_attention_in(layer)
+        if own.norm_spans_heads:
+            self._add_wide_norms(own, layer)
         rotation = self._positions.rotations[own.rope]
         assert q_column == 0
         rope: dict[IntEnum, int] = {
@@ -157,8 +148,8 @@ class Program(RowOperations):
             RopeField.NUM_KV_HEADS: own.num_kv_heads,
             RopeField.K_OFFSET: k_column,
             RopeField.V_OFFSET: v_column,
-            RopeField.Q_NORM: address_of(layer.q_norm),
-            RopeField.K_NORM: address_of(layer.k_norm),
+            RopeField.Q_NORM: 0 if own.norm_spans_heads else address_of(layer.q_norm),
+            RopeField.K_NORM: 0 if own.norm_spans_heads else address_of(layer.k_norm),
             RopeField.EPSILON: float_bits(spec.norm_eps),
             RopeField.COSINES: address_of(rotation.cosines),
             RopeField.SINES: address_of(rotation.sines),
@@ -168,6 +159,14 @@ class Program(RowOperations):
             RopeField.GROUP: group_field(place.group),
         }
         self.tape.add("rope_and_store", rope)
+
+    def _add_wide_norms(self, own: GroupedAttention, layer: LayerWeights) -> None:
+        """Of queries, and of keys, over all heads of a row together. Whoever has rows here rotates them, too."""
+        columns, stride = layer.attention_in.columns, layer.attention_in.width
+        norms = zip((layer.q_norm, layer.k_norm), columns, own.norm_widths, strict=False)
+        for norm, column, width in norms:
+            place = address_of(self._projected) + 4 * column
+            self._add_norm_columns(place, stride, width, norm, self._spec.norm_eps)
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
         own, place = self._spec.layers[index].grouped, self._kv.places[index]
@@ -230,84 +229,6 @@ class Program(RowOperations):
         self.tape.add("prepare", fields, wait=wait)  # attention neither reads nor writes it: no need to wait
         return gather
 
-    def _add_mlp(self, layer: LayerWeights) -> None:
-        if layer.experts is not None:
-            self._add_experts(layer, layer.experts)
-            return
-        self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
-        self._add_gated(layer.mlp_in, layer.mlp_out, self._gated)
-        self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
-
-    def _add_experts(self, layer: LayerWeights, own: LayerExperts) -> None:
-        assert self._experts is not None
-        forms = forms_read(own.router) | {"floats": True}  # what experts are sent is made from floats
-        fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
-        self.tape.add("norm", fields | self._routed.fields(**forms))
-        self._add_projection(own.router, self._routed, self._experts.router_logits, wait=Wait.ALWAYS)
-        if layer.shared is not None:
-            self._add_shared_expert(layer.shared, layer.mlp_norm)
-        target = self.block_output if self._joins else self._rows.hidden
-        adds = not self._joins or layer.shared is not None
-        normed = self._routed.floats
-        self._experts.add(self.tape, self._expert_layers, own, self._rows.count, normed, target, adds)
-        self._expert_layers += 1
-        if self._joins:
-            self.breaks.append(Break(len(self.tape.names), self._rows))
-
-    def _add_shared_expert(self, shared: SharedExpert, norm: Floats) -> None:
-        """What it finds joins the residual ahead of what experts find; of a rank, begins what ranks sum."""
-        target, adds = (self.block_output, False) if self._joins else (self._rows.hidden, True)
-        self._add_norm(self._normed, norm, shared.mlp_in)
-        self._add_gated(shared.mlp_in, shared.mlp_out, self._shared_gated)
-        if shared.router is None:
-            self._add_projection(shared.mlp_out, self._shared_gated, target, accumulate=adds)
-            return
-        self._add_projection(shared.mlp_out, self._shared_gated, self._shared_output)
-        fields: dict[IntEnum, int] = {
-            ShareField.INPUT: address_of(self._shared_output),
-            ShareField.WIDTH: self._spec.hidden_size,
-            ShareField.NORMED: address_of(self._routed.floats),
-            ShareField.ROUTER: address_of(shared.router),
-            ShareField.ROWS: self._rows.count,
-            ShareField.TARGET: address_of(target),
-            ShareField.ACCUMULATE: int(adds),
-        }
-        self.tape.add("share", fields, wait=self._wait_for_rows())
-
-    def _add_gated(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
-        """From normed rows to what goes down, in the forms that this reads."""
-        if mlp_in.is_one_matrix:
-            self._add_gated_projection(mlp_in, mlp_out, gated)
-        else:
-            self._add_projection(mlp_in, self._normed, self._inner)
-            self._add_activation(mlp_in, mlp_out, gated)
-
-    def _add_gated_projection(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
-        """Gate, up and the activation in one: what they pass on to each other never reaches memory."""
-        matrix = mlp_in.parts[0].matrix
-        tiles = matrix.num_tiles // 2
-        fields: dict[IntEnum, int] = {
-            GatedField.WEIGHTS: address_of(matrix.data),
-            GatedField.UP_BYTES: tiles * matrix.data[0].nbytes,
-            GatedField.DEPTH: matrix.depth,
-            GatedField.NUM_TILES: tiles,
-            GatedField.ROWS: self._rows.count,
-        }
-        fields |= self._normed.fields(floats=True, quantised=True, halves=True)
-        fields |= gated.target_fields(**forms_read(mlp_out))
-        name = f"matmul_gated_{matrix.kind.name.lower()}"
-        self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix, pieces=self._pieces(matrix))
-
-    def _add_activation(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
-        activation: dict[IntEnum, int] = {
-            ActivationField.INPUT: address_of(self._inner),
-            ActivationField.STRIDE: mlp_in.width,
-            ActivationField.UP_OFFSET: mlp_in.columns[1],
-            ActivationField.WIDTH: gated.floats.shape[1],
-            ActivationField.ROWS: self._rows.count,
-        }
-        self._add_row_operation(f"gated_{self._activation}", activation, gated, mlp_out)
-
     def _add_head(self, head: Projection, final_norm: Floats) -> None:
         cap = self._spec.logits_softcap
         if not self._narrows:  # the one row there is wants logits, or none does
@@ -330,19 +251,6 @@ class Program(RowOperations):
             HighestField.OUTPUT: address_of(self.highest),
         }
         self.tape.add("highest", highest)
-
-    def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
-        """A block's output joins the residual, through a norm of its own where the model has one."""
-        if norm is None and not self._joins:
-            self._add_projection(projection, operand, self._rows.hidden, accumulate=True)
-            return
-        self._add_projection(projection, operand, self.block_output)
-        if self._joins:
-            self.breaks.append(Break(len(self.tape.names), self._rows, adds=norm is None))
-        if norm is None:
-            return
-        fields = self._norm_fields(self.block_output, norm) | {NormField.ADD_TO: address_of(self._rows.hidden)}
-        self.tape.add("norm_add", fields, wait=self._wait_for_rows())
 
 
 def group_field(group: int) -> int:

@@ -6,7 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import MOST_PIECES, MatmulField, NormField, StepField, Wait, float_bits
+from twostroke.backends.cpu.arguments import (
+    MOST_PIECES,
+    ColumnsField,
+    MatmulField,
+    NormField,
+    StepField,
+    Wait,
+    float_bits,
+)
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
@@ -45,8 +53,26 @@ class RowOperations:
             NormField.ROWS: self._rows.count,
         }
 
-    def _add_norm(self, operand: Operand, weight: Floats, reader: Projection) -> None:
-        self._add_row_operation("norm", self._norm_fields(self._rows.hidden, weight), operand, reader)
+    def _add_norm(self, operand: Operand, weight: Floats | None, reader: Projection) -> None:
+        """The residual as a projection's input; without a weight, as it is."""
+        fields = self._norm_fields(self._rows.hidden, weight)
+        self._add_row_operation("prepare" if weight is None else "norm", fields, operand, reader)
+
+    def _add_norm_columns(self, place: int, stride: int, width: int, weight: Floats | None, epsilon: float) -> None:
+        """In place, of all rows: `width` numbers of each, from the address `place` on. What follows must take the same
+        rows: there is no wait between them."""
+        fields: dict[IntEnum, int] = {
+            ColumnsField.INPUT: place,
+            ColumnsField.STRIDE: stride,
+            ColumnsField.WIDTH: width,
+            ColumnsField.COUNT: 1,
+            ColumnsField.WEIGHT: address_of(weight),
+            ColumnsField.EPSILON: float_bits(epsilon),
+            ColumnsField.ROWS: StepField.NUM_TOKENS,
+            ColumnsField.OUTPUT: place,
+            ColumnsField.OUTPUT_STRIDE: stride,
+        }
+        self.tape.add("norm_columns", fields, wait=Wait.NEVER)
 
     def _add_row_operation(
         self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection

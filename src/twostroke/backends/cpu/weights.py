@@ -63,10 +63,11 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    attention_norm: Floats
+    attention_norm: Floats | None
+    """None, here and below: the block reads the residual as it is."""
     attention_in: Projection
     attention_out: Projection
-    mlp_norm: Floats
+    mlp_norm: Floats | None
     mlp_in: Projection
     mlp_out: Projection
     q_norm: Floats | None
@@ -181,8 +182,6 @@ class _Layout:
         def name(part: str) -> str:
             return layer_name(index, part)
 
-        attention_norm, mlp_norm = self._vector(name("attention_norm")), self._vector(name("mlp_norm"))
-        assert attention_norm is not None and mlp_norm is not None
         moe = self._spec.layers[index].moe
         mlps = [""] if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
         attention, latent, recurrent = self._spec.layers[index].attention, None, None
@@ -206,10 +205,10 @@ class _Layout:
         ]
         shared = None if moe is None or moe.shared is None else self._shared_expert(index)
         return LayerWeights(
-            attention_norm=attention_norm,
+            attention_norm=self._vector(name("attention_norm")),
             attention_in=attention_in,
             attention_out=attention_out,
-            mlp_norm=mlp_norm,
+            mlp_norm=self._vector(name("mlp_norm")),
             mlp_in=pairs[0][0],
             mlp_out=pairs[0][1],
             q_norm=self._vector(name("q_norm")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import NormField, StepField
+from twostroke.backends.cpu.arguments import ColumnsField, NormField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation
 
@@ -67,6 +67,26 @@ def emit_norm_add(e: Emitter) -> None:
                 normed = e.build.fmul(e.load_floats(values, place), inverse)
                 product = e.build.fmul(normed, e.load_floats(weight, place))
                 e.store_floats(e.build.fadd(e.load_floats(target, place), product), target, place)
+
+
+def emit_norm_columns(e: Emitter) -> None:
+    """output[row][part] = norm(input[row][part]) * weight, in place or elsewhere."""
+    with operation(e, "norm_columns") as op:
+        width, weight = op.integer(ColumnsField.WIDTH), op.address(ColumnsField.WEIGHT)
+        first, last = op.own_rows(op.step_integer(op.integer(ColumnsField.ROWS)))
+        with e.loop(first, last) as row, e.loop(0, op.integer(ColumnsField.COUNT)) as part:
+            start = e.mul(part, width)
+            values, target = (
+                e.at(op.address(array), e.add(e.mul(row, op.integer(stride)), start), F32)
+                for array, stride in (
+                    (ColumnsField.INPUT, ColumnsField.STRIDE),
+                    (ColumnsField.OUTPUT, ColumnsField.OUTPUT_STRIDE),
+                )
+            )
+            inverse = inverse_rms(e, values, width, op.float(ColumnsField.EPSILON))
+            with e.loop(0, width, 16) as place:
+                normed = e.build.fmul(e.load_floats(values, place), inverse)
+                e.store_floats(e.build.fmul(normed, e.load_floats(weight, place)), target, place)
 
 
 def emit_layer_norm(e: Emitter) -> None:
