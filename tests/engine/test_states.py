@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.engine.test_tiers import catch_up
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
 
 from twostroke import backends
@@ -133,6 +134,7 @@ class Small:
                 heard = self.heard[event.request_id]
                 heard.tokens[event.sample_index] += event.token_ids
                 heard.timings += [] if event.timing is None else [event.timing]
+        catch_up(self.engine)
 
     def run(self) -> None:
         while self.engine.busy:

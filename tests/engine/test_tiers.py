@@ -102,7 +102,16 @@ def play(engine: Engine, requests: list[Request], together: int = 3, seed: int =
                     played.timings[name] = event.timing
                     running -= event.sample_index == 0
         engine.scheduler.check()
+        catch_up(engine)
     return played
+
+
+def catch_up(engine: Engine) -> None:
+    """Until the disk's thread is not far behind: what it has no time for stays in host memory alone."""
+    tiers = engine.scheduler.ledger.tiers
+    while tiers is not None and len(tiers._writing) > sum(tiers.host.num_slots) // 8:
+        tiers.wait(0.05)
+        tiers.settle()
 
 
 def conversations(num: int = 5, turns: int = 4, salt: str = "") -> list[Request]:

@@ -78,8 +78,8 @@ def test_its_share_of_the_floor_is_plausible(pages: tuple[str, str]) -> None:
     found = calibrate(deployment, metrics, "a test's server")
     # Two busy cores reach a part of it. No step beats physics, but ceilings are measured, perhaps in a busy moment.
     assert 1e-4 < found.shares.prefill < 5 and 1e-4 < found.shares.decode < 5
-    # Steps and requests are timed apart, but it is the same dozen: both tell a story of the same size. On a busy machine
-    # a few steps take most of the time, and count once for each request in one way and once for all in the other.
+    # Steps and requests are timed apart, but it is the same dozen: both tell a story of the same size. On a busy
+    # machine a few steps take most of the time, and weigh more in one of them.
     assert {name for name, _, _ in found.checks} == {"prefill", "TPOT"}
     for name, measured, predicted in found.checks:
         assert measured / 50 < predicted < 50 * measured, (name, measured, predicted)

@@ -122,14 +122,14 @@ def test_matchers_are_made_while_another_grammar_is_compiled(
 
     def slow(spec: GrammarSpec) -> grammar.CompiledGrammar:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return compile_now(spec)
 
     monkeypatch.setattr(compiler, "_compile", slow)
     other = threading.Thread(target=compiler.check, args=(GrammarSpec("regex", "a+"),))
     other.start()
     try:
-        assert begun.wait(20)
+        assert begun.wait(120)
         assert takes(compiler.matcher(TEXT), smollm2_tokenizer.encode('"a'))
     finally:
         go_on.set()
