@@ -26,7 +26,7 @@ from twostroke.core.sequence import Sequence as Stream
 from twostroke.core.step import Drafts
 from twostroke.core.timing import SequenceTiming
 from twostroke.engine.engine import Engine
-from twostroke.engine.tiers import ledger_of, make_tiers, refuse_tiers
+from twostroke.engine.tiers import Computed, ledger_of, make_tiers, refuse_tiers
 from twostroke.kv.tiers.worth import Worth
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -37,6 +37,7 @@ from twostroke.scheduling.scheduler import Scheduler
 HYBRIDS = (("lfm2_moe", "reference"), ("qwen3_next", "reference"), ("nemotron_h", "reference"), ("qwen3_5", "cpu"))
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+COMPUTED = Computed("float32", "rope as stored")
 
 
 class Hybrid(NamedTuple):
@@ -112,7 +113,7 @@ class Small:
         scheduler_config = SchedulerConfig(max_context=max_context, **{**sizes, **config})  # type: ignore[arg-type]
         tiers = None
         if kv is not None:
-            tiers, _ = make_tiers(kv, layout, checkpoint, self.backend, lambda start, count: 1.0, "float32")
+            tiers, _ = make_tiers(kv, layout, checkpoint, self.backend, lambda start, count: 1.0, COMPUTED)
         ledger = ledger_of(scheduler_config, layout, tiers)
         scheduler = Scheduler(scheduler_config, layout, ledger=ledger, drafting=drafting)
         self.engine = Engine(scheduler, self.backend, checkpoint.spec.vocab_size)

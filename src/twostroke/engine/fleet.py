@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from twostroke.backends.host.block_conversion import BlockConversion
+from twostroke.backends.interface import BlockBackend
 from twostroke.cluster.transfer import open_transport
 from twostroke.cluster.transfer.interface import Contact, Transport
-from twostroke.core.kv_blocks import KVFormat
 from twostroke.kv.tiers.landing import Landing
 from twostroke.kv.tiers.peers import Fetching, Peers, Place
 from twostroke.kv.tiers.tiers import KVTiers
@@ -54,12 +53,14 @@ class _Named:
         self._transport.release(Contact.read(peer), lease_id)
 
 
-def make_peers(fleet: FleetSettings, tiers: KVTiers, formats: KVFormat, model: str) -> str:
+def make_peers(fleet: FleetSettings, tiers: KVTiers, backend: BlockBackend, model: str) -> str:
     """Join the fleet; returns a sentence on how. `model`: what must be the same for KV to be another's own."""
     places = [(group, slot) for group, count in enumerate(tiers.host.num_slots) for slot in range(count)]
     transport, why = open_transport(
         fleet.transport, tiers.blocks, places, bytes.fromhex(fleet.key), host=fleet.host, engine_id=fleet.engine_id
     )
-    tiers.peers = Peers(tiers.host, tiers.blocks, _Named(transport), model, formats, BlockConversion(formats))
+    tiers.peers = Peers(
+        tiers.host, tiers.blocks, _Named(transport), model, backend.block_format, backend.block_converter()
+    )
     contact = transport.contact
     return f"fleet: KV goes by {why}, from {contact.host}:{contact.port}"

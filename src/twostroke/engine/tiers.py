@@ -77,7 +77,7 @@ def make_tiers(
         tiers, note = make_tiers(config, layout, checkpoint, backend, prefill_seconds, computed)
         assert tiers is not None and isinstance(backend, BlockBackend)
         model = model_digest(checkpoint, computed.rope)
-        return tiers, f"{note}; {make_peers(fleet, tiers, backend.block_format, model)}"
+        return tiers, f"{note}; {make_peers(fleet, tiers, backend, model)}"
     if not config.host_gb and config.disk is None:
         return None, None
     if not isinstance(backend, BlockBackend):

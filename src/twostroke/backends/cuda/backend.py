@@ -36,6 +36,7 @@ from twostroke.backends.cuda.staging import Staging
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.verify import Guess, VerifyPath, most_queries
 from twostroke.backends.cuda.weights import Progress, Weights
+from twostroke.backends.host.block_conversion import BlockConversion
 from twostroke.backends.interface import refuse_drafts
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import STORED, Formats
@@ -241,6 +242,9 @@ class CudaBackend:
     @property
     def block_format(self) -> KVFormat:
         return KVFormat(self.name, self._arithmetic, self._layout.block_size, self._kv.block_formats())
+
+    def block_converter(self) -> BlockConversion:
+        return BlockConversion(self.block_format)
 
     def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
         target = self._blocks_in(group, block_ids, into)

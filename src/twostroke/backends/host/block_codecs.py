@@ -67,7 +67,8 @@ class PlainCodec:
         self._view(into)[...] = numbers.values
 
     def _view(self, data: Bytes) -> npt.NDArray[Any]:
-        return data.view(ELEMENTS[self.kind]).reshape(self.stored).transpose(self.order)
+        found: npt.NDArray[Any] = data.view(ELEMENTS[self.kind])
+        return found.reshape(self.stored).transpose(self.order)
 
 
 def _plain_codec(form: BlockFormat, block_size: int) -> PlainCodec | None:
@@ -123,7 +124,7 @@ class PackedCodec:
 
     @property
     def _part_bytes(self) -> int:
-        return self.block_size * self.width * np.dtype(ELEMENTS[self.kind]).itemsize
+        return self.block_size * self.width * int(np.dtype(ELEMENTS[self.kind]).itemsize)
 
     def _heads(self, data: Bytes) -> Bytes:
         """[layers, heads, bytes]"""
@@ -132,7 +133,7 @@ class PackedCodec:
     def _view(self, whole: Bytes, part: int) -> npt.NDArray[Any]:
         """Of one part, with axes in the order of layer, position, head, number, some of them in two or three."""
         start, runs = part * self._part_bytes, self.block_size // RUN
-        stored = whole[..., start : start + self._part_bytes].view(ELEMENTS[self.kind])
+        stored: npt.NDArray[Any] = whole[..., start : start + self._part_bytes].view(ELEMENTS[self.kind])
         outer = (*whole.shape[:2], runs)
         if part == 0:
             group = _KEY_GROUPS[self.kind]

@@ -66,7 +66,8 @@ def to_floats(numbers: Numbers) -> Float32:
             keys = bfloat16_values(numbers.scales[:, 0])
             values = np.exp2(numbers.scales[:, 1].view(np.int16).astype(np.float32) / np.float32(STEPS_A_DOUBLING))
             scales = np.stack([keys, values], axis=1)[..., None]
-            return numbers.values.astype(np.float32) * scales
+            floats: Float32 = numbers.values.astype(np.float32) * scales
+            return floats
         case _:
             return np.asarray(numbers.values, dtype=np.float32)
 
