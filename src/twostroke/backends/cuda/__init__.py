@@ -10,6 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from twostroke.backends.cuda import kv_codes
 from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
@@ -54,7 +55,6 @@ FIRST_COEFFICIENTS = Coefficients(
     sampled=1.05,
 )
 """What steps took on an H200 for each second that its measured rates allow; other cards teach the engine as it runs."""
-_ELEMENT_BYTES = 2
 
 
 class CudaFactory:
@@ -77,6 +77,12 @@ class CudaFactory:
         return None
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
+        if wish.kv in kv_codes.ONE_BYTE:
+            declined = kv_codes.declines(checkpoint, wish, lacks_float8=_lacks_float8())
+            found = declined or self.formats(checkpoint, replace(wish, kv="bf16", arithmetic="bf16"))
+            if isinstance(found, str):
+                return found
+            return replace(found, kv=wish.kv, reasons=(*found.reasons, kv_codes.reason_of(checkpoint, wish.kv)))
         if wish.weights not in (None, STORED, *GPU_FLOATS):
             return self._quantised(checkpoint, wish)
         as_stored = self._as_stored(checkpoint, wish)
@@ -89,7 +95,7 @@ class CudaFactory:
         if arithmetic not in GPU_FLOATS:
             return f"it computes in bf16 or f16, not in {arithmetic}"
         if wish.kv not in (None, *GPU_FLOATS):
-            return f"it keeps KV in what it computes in, bf16 or f16, not in {wish.kv}"
+            return f"it keeps KV in what it computes in, bf16 or f16, or in fp8 or int8, not in {wish.kv}"
         if wish.kv not in (None, arithmetic):
             return f"it keeps KV in what it computes in, {arithmetic}: {wish.kv} needs --dtype {wish.kv}"
         why = "asked for" if wish.arithmetic else "as the weights are stored, bf16 where that is no 16-bit float"
@@ -142,7 +148,7 @@ class CudaFactory:
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         attentions = (checkpoint.spec.layers[layer].attention for layer in layers)
         attending = [one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)]
-        return sum(one.kv_values for one in attending) * _ELEMENT_BYTES
+        return sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
 
     def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
         if not isinstance(head, Eagle3Head):

@@ -20,12 +20,13 @@ from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.guessing import Guesser
 from twostroke.backends.cuda.kept_blocks import BATCH_BLOCKS, CudaKeptBlocks
-from twostroke.backends.cuda.kernels.paged import AttentionShape
+from twostroke.backends.cuda.kernels.paged import NO_SCALES, AttentionShape
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.model_matrices import held_of, products_of
+from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_of
@@ -51,9 +52,11 @@ from twostroke.speculation.unseen import UnseenDrafts
 
 STAGED_PER_TOKEN = 8
 """Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "fp8": torch.bfloat16}
-"""Of `Formats.arithmetic`: what stands between products. In float32 kernels are held against plain code; the factory
-offers none of it."""
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32} | dict.fromkeys(
+    ("fp8", "int8"), torch.bfloat16
+)
+"""Of `Formats.arithmetic` and `Formats.kv`: what stands between products. In float32 kernels are held against plain
+code; the factory offers none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +105,16 @@ class CudaBackend:
         buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held)
         # For all layers: a checkpoint whose layers differ was declined.
         heads, page = spec.layers[0].attention, layout.block_size
+        one_byte = OneByteKV.of(checkpoint, formats, device)
         attention: Attention | LatentKernels
         if isinstance(heads, LatentAttention):
             attention = LatentKernels(heads, page, dtype, device, max(max_rows, max_queries))
         else:
             heads = spec.layers[0].grouped
             sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, page, dtype, 1 + max_drafts)
-            attention = Attention(AttentionShape(*sizes), device, max_rows, max_queries)
-        kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv])
+            scaled = NO_SCALES if one_byte is None else one_byte.scaled
+            attention = Attention(AttentionShape(*sizes, scaled), device, max_rows, max_queries)
+        kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv], one_byte)
         self._kv, self._layout, self._arithmetic = kv, layout, f"{formats.weights}, {formats.arithmetic}"
         self._kept: CudaKeptBlocks | None = None
         self._device = device

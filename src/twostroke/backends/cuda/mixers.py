@@ -9,7 +9,7 @@ import torch
 
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels.latent_store import LatentKV, Turning
-from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
+from twostroke.backends.cuda.kernels.paged import Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
@@ -32,10 +32,7 @@ class GroupedPath:
     ) -> None:
         self._attention, self._eps, device = attention, spec.norm_eps, weights.embedding.device
         self._heads = heads = [layer.grouped for layer in spec.layers]
-        self._paged = [
-            PagedKV(keys, values, rows.tables[group])
-            for keys, values, group in zip(kv.keys, kv.values, kv.group_of, strict=True)
-        ]
+        self._paged = [kv.paged(layer, rows.tables[group]) for layer, group in enumerate(kv.group_of)]
         self._scorings = [
             Scoring(own.scale, own.window, own.softcap, sinks=layer.sinks)
             for own, layer in zip(heads, weights.layers, strict=True)
