@@ -1,5 +1,6 @@
 """Keys and values on the device, for each layer two tensors of blocks, or latents, one: one block more than the ledger
-hands out. The last one takes what padding writes, and is never read for a real token."""
+hands out. The last one takes what padding writes, and is never read for a real token. States of layers that keep them
+are one tensor, with a slot in place of a block."""
 
 from __future__ import annotations
 
@@ -7,16 +8,24 @@ from collections.abc import Sequence
 
 import torch
 
+from twostroke.backends.cuda.state_shape import StateShape
 from twostroke.core.kv_blocks import BlockFormat
-from twostroke.core.kv_layout import KVLayout
-from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, ModelSpec
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
 
 class KVStore:
     def __init__(self, spec: ModelSpec, layout: KVLayout, device: torch.device, dtype: torch.dtype) -> None:
         self.block_size, self.dtype, self._groups = layout.block_size, dtype, layout.groups
         layers: dict[int, tuple[int, tuple[torch.Tensor, ...]]] = {}
+        self.states: tuple[int, torch.Tensor] | None = None
+        """The group of states, if there is one, and these, float32 [layers, slots, values]"""
         for index, group in enumerate(layout.groups):
+            if group.is_state:
+                own_states = _states_of(spec, group, device)
+                self.states = index, own_states
+                layers |= {layer: (index, (own_states[place],)) for place, layer in enumerate(group.layers)}
+                continue
             for layer in group.layers:
                 number, own = _kept(spec.layers[layer].attention, layout.block_size)
                 shape = (group.num_blocks + 1, *own)
@@ -25,7 +34,7 @@ class KVStore:
         self.group_of = tuple(layers[layer][0] for layer in range(spec.num_layers))
         self.parts = tuple(layers[layer][1] for layer in range(spec.num_layers))
         """Of each layer, its keys and values, [blocks, kv_heads, block_size, head_dim] each; or its latents, [blocks,
-        block_size, rank + rotated]."""
+        block_size, rank + rotated]; or its states, [slots, values]."""
         self._places = {layer: place for group in layout.groups for place, layer in enumerate(group.layers)}
 
     @property
@@ -40,17 +49,19 @@ class KVStore:
 
     def block_formats(self) -> tuple[BlockFormat, ...]:
         """One a KV group."""
-        element = str(self.dtype).removeprefix("torch.")
         return tuple(
             BlockFormat(
                 own.layers,
                 own.window,
-                element,
-                self.dtype.itemsize,
+                str(self.dtype_of(group)).removeprefix("torch.") + (" of a state, with a ring" if own.is_state else ""),
+                self.dtype_of(group).itemsize,
                 tuple(zip(self._axes(group), self.block_shape(group), strict=True)),
             )
             for group, own in enumerate(self._groups)
         )
+
+    def dtype_of(self, group: int) -> torch.dtype:
+        return torch.float32 if self._groups[group].is_state else self.dtype
 
     def layers_of(self, group: int) -> tuple[int, ...]:
         return self._groups[group].layers
@@ -62,10 +73,13 @@ class KVStore:
     def _axes(self, group: int) -> tuple[str, ...]:
         if len(self.block_shape(group)) == 5:
             return ("layer", "keys, values", "kv head", "position", "number")
+        if self._groups[group].is_state:
+            return ("layer", "state", "number")
         return ("layer", "latent", "position", "number")
 
     def block_shape(self, group: int) -> tuple[int, ...]:
-        """[layers, keys or values, kv_heads, block_size, head_dim], or [layers, 1, block_size, rank + rotated]"""
+        """[layers, keys or values, kv_heads, block_size, head_dim], or [layers, 1, block_size, rank + rotated], or
+        [layers, 1, values]"""
         layers = self._groups[group].layers
         parts = self.parts[layers[0]]
         return (len(layers), len(parts), *parts[0].shape[1:])
@@ -84,6 +98,13 @@ class KVStore:
         for place, layer in enumerate(layers):
             for number, part in enumerate(self.parts[layer]):
                 part.index_copy_(0, places, data[:, place, number])
+
+
+def _states_of(spec: ModelSpec, group: KVGroup, device: torch.device) -> torch.Tensor:
+    mixer = spec.layers[group.layers[0]].attention
+    assert isinstance(mixer, Recurrent)
+    shape = (len(group.layers), group.num_blocks + 1, StateShape.of(mixer).values)
+    return torch.zeros(shape, dtype=torch.float32, device=device)
 
 
 def _kept(attention: Attention | None, block_size: int) -> tuple[int, tuple[int, ...]]:
