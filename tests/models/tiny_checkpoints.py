@@ -504,6 +504,8 @@ def cuda_variants() -> list[str]:
         "qwen2_moe",
         "glm4_moe",
         "ministral3",
+        "lfm2",
+        "lfm2_moe",
         *latent_variants(),
     ]
 
@@ -511,7 +513,7 @@ def cuda_variants() -> list[str]:
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: the same, most that keep states, and those that norm over heads."""
     hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
-    return [*cuda_variants(), "smollm3", *hybrids, *NORMED_OVER_HEADS]
+    return list(dict.fromkeys([*cuda_variants(), "smollm3", *hybrids, *NORMED_OVER_HEADS]))
 
 
 def latent_variants() -> list[str]:

@@ -42,7 +42,9 @@ class Sizes:
 
     def layout(self, checkpoint: Checkpoint) -> KVLayout:
         found = checkpoint.spec.kv_groups()
-        groups = tuple(KVGroup(group.layers, group.window, self.num_blocks) for group in found)
+        groups = tuple(
+            KVGroup(group.layers, group.window, self.num_blocks, group.content, group.values) for group in found
+        )
         return KVLayout(self.block_size, groups)
 
     def engine(self, checkpoint: Checkpoint, backend: Backend, grammars: Grammars | None = None) -> Engine:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from twostroke.backends.cuda import kv_codes
 from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
+from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape, mixer_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.cuda.supported import has_latents, unsupported_layers
 from twostroke.backends.interface import BackendSettings, HeadNeeds
@@ -28,7 +29,7 @@ from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
@@ -111,6 +112,8 @@ class CudaFactory:
             return "--quantise none holds them in the few bits that they are stored in"
         if has_latents(checkpoint.spec):
             return "latent attention is computed by 16-bit matrices: they are brought to 16"
+        if mixer_of(checkpoint.spec) is not None:
+            return "layers that keep states are computed by 16-bit matrices: they are brought to 16"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
@@ -136,6 +139,8 @@ class CudaFactory:
             return f"it has no experts in {wish.weights}"
         if has_latents(checkpoint.spec):
             return f"it has no latent attention in {wish.weights}"
+        if mixer_of(checkpoint.spec) is not None:
+            return f"it has no layers that keep states in {wish.weights}"
         if wish.weights == "fp8" and _lacks_float8():
             return "this device multiplies no float8: that takes compute capability 8.9 or newer"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
@@ -146,9 +151,11 @@ class CudaFactory:
         return Formats(wish.weights, arithmetic, "bf16", stored=stored, reasons=(why,))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
-        attentions = (checkpoint.spec.layers[layer].attention for layer in layers)
+        attentions = [checkpoint.spec.layers[layer].attention for layer in layers]
         attending = [one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)]
-        return sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
+        states = (StateShape.of(one).values for one in attentions if isinstance(one, Recurrent))
+        kept = sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
+        return kept + sum(states) * STATE_BYTES
 
     def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
         if not isinstance(head, Eagle3Head):
@@ -172,11 +179,14 @@ class CudaFactory:
         from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
         from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
+        from twostroke.backends.cuda.verify import most_queries
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
         nowhere, held = torch.device("meta"), held_of(checkpoint, formats)
-        buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, nowhere, torch.bfloat16, held)
+        num_tokens = self.suits.max_tokens_per_step
+        num_queries = most_queries(self.suits.max_running, num_tokens)
+        buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
         weight_bytes = held_weight_bytes(checkpoint, formats) + quantising_bytes(checkpoint, formats)

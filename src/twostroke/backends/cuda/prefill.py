@@ -13,10 +13,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from twostroke.backends.cuda.batch import Batch, CapturedShape
+from twostroke.backends.cuda.batch import Batch, CapturedShape, Integers
 from twostroke.backends.cuda.captured_sizes import CapturedSizes
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillTiles, PrefillWork
+from twostroke.backends.cuda.kernels.state_items import SEGMENT_WORDS, TILE_WORDS, StateTiles, StateWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts
@@ -108,7 +109,7 @@ class PrefillPath:
         return CapturedShape(num_decodes + step.num_prefill_tokens, num_decodes, num_sampled - num_decodes)
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
-        attention = self._parts.attention
+        parts, attention = self._parts, self._parts.attention
         tiling, pad_items = attention.tiling(int(batch.segment_count.sum())), None
         if shape is not None:  # a graph serves every step of its shape: its grid is fixed, what is over does nothing
             tiling = attention.tiling(shape.num_tokens)
@@ -116,7 +117,7 @@ class PrefillPath:
         tiles = PrefillTiles.build(
             batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows, tiling, pad_items
         )
-        arrays = (
+        arrays: tuple[Integers, ...] = (
             batch.token_ids,
             batch.rows,
             batch.positions,
@@ -125,21 +126,29 @@ class PrefillPath:
             np.array([batch.num_decodes], dtype=np.int32),
             tiles.items.reshape(-1),
         )
-        staging = self._parts.staging
-        staging.send(arrays)
-        sizes = tuple(len(array) for array in arrays)
-        token_ids, rows, positions, sampled_tokens, sampled_rows, num_decodes, items = staging.views(sizes)
+        if parts.states is not None:
+            arrays += self._state_arrays(batch, shape)
+        parts.staging.send(arrays)
+        views = parts.staging.views(tuple(len(array) for array in arrays))
+        token_ids, rows, positions, sampled_tokens, sampled_rows, num_decodes, items, *of_states = views
         work = PrefillWork(
             items.view(-1, ITEM_FIELDS),
             tiles.tile_rows,
             tiles.part_items if shape is None else tiling.most_parts,
             tiles.longest_context if shape is None else self._max_context,
             tiles.has_prefix or shape is not None,
+            StateWork(of_states[0].view(-1, SEGMENT_WORDS), of_states[1].view(-1, TILE_WORDS)) if of_states else None,
         )
         tokens = TokenArrays(token_ids, rows, positions)
         if shape is None:  # with as many slots as decodes, attention is cut by the kernels that steps of decodes have
             return StagedBatch(tokens, batch.num_decodes, None, work, sampled_tokens, sampled_rows)
         return StagedBatch(tokens, shape.decode_slots, num_decodes, work, sampled_tokens, sampled_rows)
+
+    def _state_arrays(self, batch: Batch, shape: CapturedShape | None) -> tuple[Integers, Integers]:
+        room = None if shape is None else (shape.num_tokens, shape.sampled_chunks)
+        segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
+        tiles = StateTiles.build(segments, self._parts.rows.padding_row, room)
+        return tiles.segments.reshape(-1), tiles.tiles.reshape(-1)
 
     def _forward(
         self, staged: StagedBatch, wanted: torch.Tensor | None, layers: Sequence[int] | None = None
