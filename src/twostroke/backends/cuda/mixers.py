@@ -20,7 +20,7 @@ from twostroke.models.spec import LatentAttention, ModelSpec, QueryGrowth
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.buffers import Buffers
-    from twostroke.backends.cuda.rows import DeviceRows
+    from twostroke.backends.cuda.rows import ModelRows
     from twostroke.backends.cuda.weights import LayerWeights, Weights
 
 
@@ -28,7 +28,7 @@ class GroupedPath:
     """Query heads that share keys and values."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: DeviceRows, max_context: int
+        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: ModelRows, max_context: int
     ) -> None:
         self._attention, self._eps, device = attention, spec.norm_eps, weights.embedding.device
         self._heads = heads = [layer.grouped for layer in spec.layers]
@@ -83,7 +83,7 @@ def mixers_of(
     kv: KVStore,
     attention: Attention | LatentKernels,
     buffers: Buffers,
-    rows: DeviceRows,
+    rows: ModelRows,
     max_context: int,
     products: Products,
 ) -> GroupedPath | LatentPath:

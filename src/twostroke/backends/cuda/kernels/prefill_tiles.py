@@ -135,6 +135,8 @@ class PrefillWork:
     part_items: int  # items that are parts of a tile, at most; 0 saves the second launch
     longest_context: int  # no context ends behind this
     has_prefix: bool = True  # whether any segment may have a context before it
+    beside: PrefillWork | None = None
+    """The same chunks in the tiles of another attention: of a model that reads along."""
 
     @classmethod
     def of(cls, tiles: PrefillTiles, device: torch.device | str) -> PrefillWork:
