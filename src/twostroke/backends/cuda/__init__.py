@@ -158,8 +158,10 @@ class CudaFactory:
         return kept + sum(states) * STATE_BYTES
 
     def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
-        if not isinstance(head, Eagle3Head):
-            return "it drafts by EAGLE-3 heads, and by no others yet"
+        if isinstance(head, MedusaHeads):
+            from twostroke.backends.cuda.medusa import medusa_needs
+
+            return medusa_needs(head, formats, self.suits)
         spec = ModelSpec("eagle3", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
         if (reason := unsupported_layers(spec)) is not None:
             return reason
@@ -169,6 +171,11 @@ class CudaFactory:
         from twostroke.backends.cuda.products import card_of
 
         return head_needs(head, formats, self.suits, card_of(torch.device("cuda"), torch.bfloat16))
+
+    def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
+        from twostroke.backends.cuda.draft_model import companion_bytes
+
+        return companion_bytes(checkpoint, formats, self.suits)
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         return read_bytes(checkpoint, name, formats)
@@ -234,7 +241,7 @@ class CudaFactory:
 
         from twostroke.backends.cuda.backend import DTYPES, CudaBackend
         from twostroke.backends.cuda.drafting import MAX_DRAFTS
-        from twostroke.backends.cuda.head_loading import head_of
+        from twostroke.backends.cuda.head_loading import drafter_of
         from twostroke.backends.cuda.products import card_of
         from twostroke.backends.cuda.tuned_table import Choices
 
@@ -243,10 +250,21 @@ class CudaFactory:
         own = settings.formats or self.formats(checkpoint)
         assert isinstance(own, Formats)
         device, drafter = torch.device("cuda"), None
-        for one in settings.companions:  # one head at most: methods are named once
-            choices = Choices.on(card_of(device, DTYPES[own.arithmetic]))
-            context, has_copies = settings.max_context, own.copies is not None
-            drafter = head_of(one, layout, max_context=context, choices=choices, has_copies=has_copies)
+        if len(settings.companions) > 1:
+            names = " and ".join(one.method for one in settings.companions)
+            raise BackendError(f"the cuda backend has room for one drafter on the device, not for {names} together")
+        for one in settings.companions:
+            dtype, kv_dtype = DTYPES[one.formats.arithmetic], DTYPES[one.formats.kv]
+            drafter = drafter_of(
+                one,
+                checkpoint.spec,
+                layout,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                max_context=settings.max_context,
+                choices=Choices.on(card_of(device, dtype)),
+                has_copies=own.copies is not None,
+            )
         try:
             return CudaBackend(
                 checkpoint,

@@ -52,7 +52,8 @@ from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
 
 STAGED_PER_TOKEN = 8
-"""Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
+"""Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles. Of a
+model that reads along there are tiles, too."""
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32} | dict.fromkeys(
     ("fp8", "int8"), torch.bfloat16
 )
@@ -123,7 +124,7 @@ class CudaBackend:
             buffers=buffers,
             attention=attention,
             graphs=GraphCache(device),
-            staging=Staging(STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
+            staging=Staging((1 + bool(drafter)) * STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
             tokens=torch.zeros(max_sampled, dtype=torch.int32, device=device),
             states=None if kv.states is None else DeviceStates(kv, rows),
         )
@@ -133,10 +134,12 @@ class CudaBackend:
             self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
         self._decodes = DecodePath(self._parts, max_rows)
         self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
-        self._prefills = PrefillPath(self._parts, max_rows, max_context)
+        beside = None if self._drafter is None else self._drafter.attention
+        self._prefills = PrefillPath(self._parts, max_rows, max_context, beside)
         self._guesser = Guesser()
         if self._drafter is not None:
-            self.unseen = UnseenDrafts(self._drafter.name, self._drafter.source, self._drafter.seconds)
+            own = self._drafter
+            self.unseen = UnseenDrafts(own.name, own.source, own.seconds, own.most, own.max_context)
             self._guesser.unseen = self.unseen
         self._results = Results(max(max_rows, max_queries), device)
         times = self._get_ready(partial(loader.fill, progress), weights)

@@ -21,7 +21,7 @@ from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, 
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.buffers import Buffers
-    from twostroke.backends.cuda.rows import DeviceRows
+    from twostroke.backends.cuda.rows import ModelRows
     from twostroke.backends.cuda.weights import LayerWeights, Weights
 
 
@@ -29,7 +29,7 @@ class GroupedPath:
     """Query heads that share keys and values."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: DeviceRows, max_context: int
+        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: ModelRows, max_context: int
     ) -> None:
         self._attention, self._eps, device = attention, spec.norm_eps, weights.embedding.device
         attentions = enumerate(layer.attention for layer in spec.layers)
@@ -84,7 +84,7 @@ def mixers_of(
     kv: KVStore,
     attention: Attention | LatentKernels,
     buffers: Buffers,
-    rows: DeviceRows,
+    rows: ModelRows,
     max_context: int,
     products: Products,
 ) -> GroupedPath | LatentPath:
