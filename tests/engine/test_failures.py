@@ -60,7 +60,8 @@ class Successor(HostBackend):
 
 def engine_over(backend: HostBackend, *, run_ahead: bool = True) -> Engine:
     config = SchedulerConfig(max_context=40, max_tokens_per_step=8, max_running=6)
-    return Engine(Scheduler(config, LAYOUT), backend, VOCAB, run_ahead=run_ahead)
+    scheduler = Scheduler(config, LAYOUT, policy="fifo")  # who gives way is not the clock's affair
+    return Engine(scheduler, backend, VOCAB, run_ahead=run_ahead)
 
 
 def greedy(max_tokens: int) -> SamplingParams:

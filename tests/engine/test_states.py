@@ -115,7 +115,7 @@ class Small:
         if kv is not None:
             tiers, _ = make_tiers(kv, layout, checkpoint, self.backend, lambda start, count: 1.0, COMPUTED)
         ledger = ledger_of(scheduler_config, layout, tiers)
-        scheduler = Scheduler(scheduler_config, layout, ledger=ledger, drafting=drafting)
+        scheduler = Scheduler(scheduler_config, layout, ledger=ledger, drafting=drafting, policy="fifo")
         self.engine = Engine(scheduler, self.backend, checkpoint.spec.vocab_size)
         self.heard: dict[str, Heard] = {}
 

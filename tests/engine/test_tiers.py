@@ -129,7 +129,8 @@ def conversations(num: int = 5, turns: int = 4, salt: str = "") -> list[Request]
 
 def make_engine(checkpoint: Checkpoint, backend: str, kind: str, num_blocks: int, kv: KVConfig) -> Engine:
     """With a pool of so many blocks of each group."""
-    config = EngineConfig(backend=backend, threads=1, max_context=CONTEXT, kv=replace(kv, kind=kind, block_size=16))
+    kv = replace(kv, kind=kind, block_size=16)
+    config = EngineConfig(backend=backend, threads=1, max_context=CONTEXT, policy="fifo", kv=kv)
     big = replace(config, kv=KVConfig(memory_bytes=20_000_000, kind=kind, block_size=16))
     resolved = assemble(checkpoint, None, big)
     layout = resolved.resolved.layout
