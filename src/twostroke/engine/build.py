@@ -264,7 +264,7 @@ def assemble(
         other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
         refuse_other_tokens(checkpoint, own, tokenizer, other)
     checkpoint, factory, resolved, shape = prepared.checkpoint, prepared.factory, prepared.resolved, prepared.shape
-    refuse_tiers(config.kv, resolved.layout, in_fleet=fleet is not None)
+    refuse_tiers(config.kv, resolved.layout)
     try:
         backend = factory.create(
             checkpoint,

@@ -40,10 +40,8 @@ LAST_WRITES_S = 3.0
 """What an end may take to bring to disk what only memory has."""
 
 
-def refuse_tiers(config: KVConfig, layout: KVLayout, *, in_fleet: bool = False) -> None:
+def refuse_tiers(config: KVConfig, layout: KVLayout) -> None:
     """Raise for what cannot be had, before anything is loaded."""
-    if in_fleet and any(group.is_state for group in layout.groups):
-        raise BadRequestError("--role does not work for a model whose layers keep states: they are not handed over yet")
     wanted = [flag for flag, asked in (("--kv-host-gb", config.host_gb), ("--kv-disk", config.disk)) if asked]
     if config.disk_gb is not None and config.disk is None:
         raise BadRequestError("--kv-disk-gb says how much of a folder may be used: --kv-disk says which folder")

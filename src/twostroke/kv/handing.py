@@ -5,6 +5,7 @@ was read for another engine, and which are still wanted when another has read on
 from __future__ import annotations
 
 from collections.abc import Sequence as Series
+from functools import partial
 
 from twostroke.core.handoff import Handoff
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -44,7 +45,14 @@ class Handing:
             num_wanted = (sequence.prompt_len - 1) // block_size  # the other one has a token left to read
             lease = self._peers.begin(lease_id, [self._first(group, num_wanted) for group in groups], num_wanted)
         nodes = self._nodes(sequence, min(sequence.num_computed // block_size, lease.num_wanted))
-        self._peers.take(lease, nodes, tables)
+        self._peers.take(lease, nodes, partial(self._block, tables))
+
+    def _block(self, tables: Series[Series[int | None]], group: int, index: int, node: PrefixNode) -> int | None:
+        """Where it lies on the device. A sequence's own state has gone on: of states it is the snapshot behind it."""
+        if self._layout.groups[group].is_state:
+            entry = self._index.find(node)
+            return None if entry is None else entry.blocks[group]
+        return tables[group][index] if index < len(tables[group]) else None
 
     def _first(self, group: KVGroup, num_wanted: int) -> int:
         """The first block that may be wanted. Whoever has longer blocks takes less of the prompt, in whole blocks: of a

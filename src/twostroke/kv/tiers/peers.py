@@ -39,6 +39,8 @@ WEIGHT_OF_LATEST = 0.3
 
 Place = tuple[int, int]
 """A group and a slot."""
+BlockOf = Callable[[int, int, PrefixNode], int | None]
+"""Of a group and a place in a prompt, which is named: the block of the device that holds it."""
 
 
 class Fetching(Protocol):
@@ -163,17 +165,17 @@ class Peers:
     def lease(self, lease_id: str) -> Lease | None:
         return self._leases.get(lease_id)
 
-    def take(self, lease: Lease, nodes: Sequence[PrefixNode], tables: Sequence[Sequence[int | None]]) -> None:
+    def take(self, lease: Lease, nodes: Sequence[PrefixNode], block_of: BlockOf) -> None:
         """These blocks are computed, and no launched step writes them: copy what is not copied yet. `nodes`: from the
         first block on."""
         for index in range(lease.num_blocks, min(len(nodes), lease.num_wanted)):
-            if lease.is_full or not self._take_block(lease, index, nodes[index], tables):
+            if lease.is_full or not self._take_block(lease, index, nodes[index], block_of):
                 lease.is_full = True
                 return
             lease.num_blocks = index + 1
 
-    def _take_block(self, lease: Lease, index: int, node: PrefixNode, tables: Sequence[Sequence[int | None]]) -> bool:
-        for group, table in enumerate(tables):
+    def _take_block(self, lease: Lease, index: int, node: PrefixNode, block_of: BlockOf) -> bool:
+        for group in range(len(lease.kept)):
             if index < lease.first[group]:
                 continue
             kept = self._host.find(node, group)
@@ -181,7 +183,7 @@ class Peers:
                 self._host.pin(kept)
                 self._host.touch(kept)
             else:
-                block = table[index] if index < len(table) else None
+                block = block_of(group, index, node)
                 if block is None or self._num_leased(group) >= LEASED_SHARE * self._host.num_slots[group]:
                     return False
                 kept = self._host.take(node, group)
