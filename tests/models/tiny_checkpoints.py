@@ -511,9 +511,9 @@ def cuda_variants() -> list[str]:
 
 
 def cpu_variants() -> list[str]:
-    """Those that the CPU backend computes: the same, most that keep states, and those that norm over heads."""
-    hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
-    return list(dict.fromkeys([*cuda_variants(), "smollm3", *hybrids, *NORMED_OVER_HEADS]))
+    """Those that the CPU backend computes: the same, and most others."""
+    others = [one for one in _BUILDERS if one.startswith((*_KEEP_STATES, "gemma4")) and one != "nemotron_h"]
+    return list(dict.fromkeys([*cuda_variants(), "smollm3", *others, *NORMED_OVER_HEADS]))
 
 
 def latent_variants() -> list[str]:

@@ -157,6 +157,7 @@ class NormField(OperandUser):
     ROWS = auto()
     GATHER = auto()  # 1: the rows are those of StepField.LOGIT_ROWS
     ADD_TO = auto()  # norm_add: f32 [rows, width]
+    FACTOR = auto()  # norm_add: what the sum is multiplied by
     BIAS = auto()  # layer_norm: f32 [width]
 
 
@@ -172,6 +173,7 @@ class ColumnsField(Field):
     ROWS = auto()
     OUTPUT = auto()  # f32 [rows, output_stride]; it may be the input
     OUTPUT_STRIDE = auto()
+    ACCUMULATE = auto()  # 1: add to what the output holds
 
 
 class ShareField(Field):
@@ -189,7 +191,8 @@ class ShareField(Field):
 class ActivationField(OperandUser):
     INPUT = auto()  # f32 [rows, stride]
     STRIDE = auto()
-    UP_OFFSET = auto()
+    UP = auto()  # f32 [rows, up_stride], of what has a gate
+    UP_STRIDE = auto()
     WIDTH = auto()
     ROWS = auto()
     CAP = auto()

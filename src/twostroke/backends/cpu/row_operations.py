@@ -36,6 +36,24 @@ class Rows:
     blocks: StepField
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Some columns of a buffer's rows, in parts side by side."""
+
+    buffer: Floats
+    first: int
+    width: int
+    count: int = 1
+
+    @property
+    def place(self) -> int:
+        return address_of(self.buffer) + 4 * self.first
+
+    @property
+    def stride(self) -> int:
+        return int(self.buffer.shape[1])
+
+
 class RowOperations:
     """Adds them to a tape, for the rows that it is at."""
 
@@ -58,21 +76,31 @@ class RowOperations:
         fields = self._norm_fields(self._rows.hidden, weight)
         self._add_row_operation("prepare" if weight is None else "norm", fields, operand, reader)
 
-    def _add_norm_columns(self, place: int, stride: int, width: int, weight: Floats | None, epsilon: float) -> None:
-        """In place, of all rows: `width` numbers of each, from the address `place` on. What follows must take the same
-        rows: there is no wait between them."""
+    def _add_norm_columns(
+        self,
+        source: Columns,
+        weight: Floats | None,
+        epsilon: float,
+        *,
+        target: Columns | None = None,
+        accumulate: bool = False,
+        wait: Wait = Wait.NEVER,
+    ) -> None:
+        """Each part by itself; in place without a `target`. What follows without a wait must take the same rows."""
+        target = target or source
         fields: dict[IntEnum, int] = {
-            ColumnsField.INPUT: place,
-            ColumnsField.STRIDE: stride,
-            ColumnsField.WIDTH: width,
-            ColumnsField.COUNT: 1,
+            ColumnsField.INPUT: source.place,
+            ColumnsField.STRIDE: source.stride,
+            ColumnsField.WIDTH: source.width,
+            ColumnsField.COUNT: source.count,
             ColumnsField.WEIGHT: address_of(weight),
             ColumnsField.EPSILON: float_bits(epsilon),
-            ColumnsField.ROWS: StepField.NUM_TOKENS,
-            ColumnsField.OUTPUT: place,
-            ColumnsField.OUTPUT_STRIDE: stride,
+            ColumnsField.ROWS: self._rows.count,
+            ColumnsField.OUTPUT: target.place,
+            ColumnsField.OUTPUT_STRIDE: target.stride,
+            ColumnsField.ACCUMULATE: int(accumulate),
         }
-        self.tape.add("norm_columns", fields, wait=Wait.NEVER)
+        self.tape.add("norm_columns", fields, wait=wait)
 
     def _add_row_operation(
         self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection
@@ -105,7 +133,7 @@ class RowOperations:
                 MatmulField.NUM_TILES: matrix.num_tiles,
                 MatmulField.ROWS: self._rows.count,
                 MatmulField.OUTPUT: address_of(output) + 4 * part.column,
-                MatmulField.OUTPUT_STRIDE: projection.width,
+                MatmulField.OUTPUT_STRIDE: output.shape[1],
                 MatmulField.BIAS: address_of(part.bias),
                 MatmulField.ACCUMULATE: int(accumulate),
             }
