@@ -42,6 +42,12 @@ _ARCHITECTURES = {
     "granite": gguf.MODEL_ARCH.GRANITE,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "glm4": gguf.MODEL_ARCH.GLM4,
 }
 
 
@@ -108,10 +114,12 @@ def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -
             yield name if name.endswith(".weight") else f"{name}.weight", tensor
         elif ".linear_attn." in name:
             yield from _delta_net_parts(name, tensor, config)
-        elif config.model_type == "granitemoehybrid":
+        elif config.model_type.startswith("granitemoe"):
             yield from _granite_parts(name, tensor, config)
         elif config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
+        elif name.endswith("moe_statics.e_score_correction_bias"):
+            yield name.replace(".gate.moe_", ".moe_").replace("_bias", ".bias"), tensor.squeeze(0)
         elif name.endswith("e_score_correction_bias"):
             yield name.replace("_bias", ".bias"), tensor
         elif name.endswith("feed_forward.expert_bias"):
@@ -329,7 +337,13 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
     if config.model_type == "gemma4_text":
         keys |= _gemma4_keys(config)
-    if config.model_type == "granite":
+    if config.model_type == "ernie4_5_moe":
+        keys |= {"expert_count": config.moe_num_experts, "expert_used_count": config.moe_k}
+        keys |= {"leading_dense_block_count": config.moe_layer_start_index}
+        keys["expert_shared_count"] = config.moe_num_shared_experts
+    if config.model_type == "granitemoeshared":
+        keys["expert_shared_feed_forward_length"] = config.shared_intermediate_size
+    if config.model_type in ("granite", "granitemoe", "granitemoeshared"):
         keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier}
         keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "sliding_window", None):
@@ -403,7 +417,7 @@ def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.
     is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
     if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral", "granite", "granitemoehybrid", "smollm3"):
+    if config.model_type in ("llama", "mistral", "mixtral", "smollm3") or config.model_type.startswith("granite"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:

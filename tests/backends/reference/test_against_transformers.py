@@ -70,6 +70,12 @@ GGUF_VARIANTS = (
     "granite",
     "seed_oss",
     "ernie4_5",
+    "ernie4_5_moe",
+    "granite_moe",
+    "granite_moe_shared",
+    "olmoe",
+    "exaone4",
+    "glm4",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit, groups of Granite's heads.
