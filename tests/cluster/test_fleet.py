@@ -51,7 +51,7 @@ def test_an_answer_says_who_read_its_prompt_and_what_came_over(fleet: Fleet) -> 
     answer = write(writer, "/v1/completions", body, read(reader, "/v1/completions", body)).json()
     handoff, prefill = answer["timing"]["handoff"], answer["timing"]["prefill"]
     assert handoff["tokens"] == prefill["cached_tokens"] == prefill["cached_by_tier"]["peer"] > 100
-    assert handoff["bytes"] > 1e6 and 0 < handoff["seconds"] < 5 and handoff["why_not"] is None
+    assert handoff["bytes"] > 1e6 and 0 < handoff["seconds"] < 60 and handoff["why_not"] is None
     assert "read the prompt in" in handoff["sentence"] and "came over in" in handoff["sentence"]
     kept = writer.get("/v1/twostroke/requests/last").json()["choices"][0]
     kinds = [span["kind"] for span in kept["timeline"]]
