@@ -111,5 +111,5 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=_HF_NAMES,
-    only_on=hybrid.MAMBA_ALONE,
+    only_on=hybrid.ON_HOSTS,
 )
