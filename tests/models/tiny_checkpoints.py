@@ -504,6 +504,8 @@ def cuda_variants() -> list[str]:
         "qwen2_moe",
         "glm4_moe",
         "ministral3",
+        "lfm2",
+        "lfm2_moe",
         *latent_variants(),
     ]
 
