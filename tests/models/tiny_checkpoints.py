@@ -504,16 +504,15 @@ def cuda_variants() -> list[str]:
         "qwen2_moe",
         "glm4_moe",
         "ministral3",
-        "lfm2",
-        "lfm2_moe",
+        "smollm3",
+        *(variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"),
         *latent_variants(),
     ]
 
 
 def cpu_variants() -> list[str]:
-    """Those that the CPU backend computes: the same, and most that keep states."""
-    hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
-    return list(dict.fromkeys([*cuda_variants(), "smollm3", *hybrids]))
+    """Those that the CPU backend computes: the same."""
+    return cuda_variants()
 
 
 def latent_variants() -> list[str]:
