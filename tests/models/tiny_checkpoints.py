@@ -504,8 +504,8 @@ def cuda_variants() -> list[str]:
         "qwen2_moe",
         "glm4_moe",
         "ministral3",
-        "lfm2",
-        "lfm2_moe",
+        "smollm3",
+        *(variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"),
         *latent_variants(),
     ]
 
