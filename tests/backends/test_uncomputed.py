@@ -60,23 +60,6 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
-        (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
-        (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "its MLPs have a gate"),
-        (replace(LAYER, mlp=DenseMlp(96, squared_relu=True)), "its MLPs have a gate"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, is_gated=False)), "its MLPs have a gate"),
-    ],
-)
-def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpec, sentence: str) -> None:
-    checkpoint = checkpoint_of(LAYER, layer)
-    assert REFERENCE.supports(checkpoint) is None
-    for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
-        assert reason is not None and sentence in reason
-
-
-@pytest.mark.parametrize(
-    ("layer", "sentence"),
-    [
         (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
         (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
         (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
@@ -88,6 +71,11 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
         ),
         (replace(LAYER, has_scale=True, sandwich_norms=True), "no scales of layers"),
         (replace(LAYER, layer_input=LayerInput(32, "silu")), "no vectors for each layer"),
+        (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
+        (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
+        (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "its MLPs have a gate"),
+        (replace(LAYER, mlp=DenseMlp(96, squared_relu=True)), "its MLPs have a gate"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, is_gated=False)), "its MLPs have a gate"),
         (
             replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP, has_own_norms=True), sandwich_norms=True),
             "read what the layer's norm gave",
@@ -96,7 +84,8 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
     ],
 )
 def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
-    checkpoint = checkpoint_of(layer, LAYER if isinstance(layer.attention, ShortConvolution) else layer)
+    has_all = isinstance(layer.attention, GroupedAttention) and layer.mlp is not None
+    checkpoint = checkpoint_of(layer, layer if has_all else LAYER)
     assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
     assert sentence in str(cuda._unsupported_shape(checkpoint))
 

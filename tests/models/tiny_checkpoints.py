@@ -563,16 +563,15 @@ def cuda_variants() -> list[str]:
         "qwen2_moe",
         "glm4_moe",
         "ministral3",
-        "lfm2",
-        "lfm2_moe",
+        "smollm3",
+        *(variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"),
         *latent_variants(),
     ]
 
 
 def cpu_variants() -> list[str]:
-    """Those that the CPU backend computes: the same, and most others."""
-    others = [one for one in _BUILDERS if one.startswith((*_KEEP_STATES, "gemma4")) and one != "nemotron_h"]
-    return list(dict.fromkeys([*cuda_variants(), "smollm3", "exaone4", *others, *NORMED_OVER_HEADS]))
+    """Those that the CPU backend computes: all."""
+    return variants()
 
 
 def latent_variants() -> list[str]:

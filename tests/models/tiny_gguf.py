@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from tests.models.tiny_gguf_nemotron import nemotron_architecture, nemotron_keys, nemotron_parts
 from transformers import PreTrainedModel
 
 from twostroke.models.families.rope import longrope_attention_factor
@@ -68,7 +69,8 @@ def write_gguf(
     file and its values, may give bytes of another kind."""
     config = deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True  # what sliding layers have
-    architecture = _ARCHITECTURES[config.model_type]
+    is_nemotron = config.model_type == "nemotron_h"
+    architecture = nemotron_architecture(config) if is_nemotron else _ARCHITECTURES[config.model_type]
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_keys(config), **overrides}.items():
@@ -116,6 +118,8 @@ def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -
             yield from _delta_net_parts(name, tensor, config)
         elif config.model_type.startswith("granitemoe"):
             yield from _granite_parts(name, tensor, config)
+        elif config.model_type == "nemotron_h":
+            yield from nemotron_parts(name, tensor, config)
         elif config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
         elif name.endswith("moe_statics.e_score_correction_bias"):
@@ -315,7 +319,8 @@ def _convolution_keys(config: Any) -> dict[str, Any]:
 
 def _keys(config: Any) -> dict[str, Any]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    ropes = config.rope_parameters.get("full_attention", config.rope_parameters)
+    ropes = getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 1e4}
+    ropes = ropes.get("full_attention", ropes)
     keys: dict[str, Any] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -356,6 +361,8 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= _delta_net_keys(config)
     if config.model_type == "granitemoehybrid":
         keys |= _granite_keys(config)
+    if config.model_type == "nemotron_h":
+        keys |= nemotron_keys(config)
     if hasattr(config, "conv_L_cache"):
         keys |= _convolution_keys(config)
     if getattr(config, "kv_lora_rank", None):
@@ -432,7 +439,7 @@ def _pairs_from_halves(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _rope_tensors(config: Any) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    ropes = config.rope_parameters
+    ropes = getattr(config, "rope_parameters", None) or {}
     if config.model_type == "gemma4_text":
         pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
         rotated = int(pairs * ropes["full_attention"]["partial_rotary_factor"])

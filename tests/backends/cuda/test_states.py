@@ -33,6 +33,8 @@ from twostroke.scheduling.scheduler import Scheduler
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "qwen3_5": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "granite_hybrid_dense": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
 }
 MANY = 100
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)

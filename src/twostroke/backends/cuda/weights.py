@@ -23,7 +23,7 @@ from twostroke.backends.cuda.latent import LatentWeights
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
 from twostroke.backends.cuda.moe import MoeWeights, SharedWeights
-from twostroke.backends.cuda.recurrent import RecurrentWeights
+from twostroke.backends.cuda.recurrent_rules import RecurrentWeights
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.tuned_table import Choices
@@ -165,18 +165,19 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
         post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
         sinks=floats("sinks", isinstance(attention, GroupedAttention) and attention.has_sinks),
         latent=latent,
-        recurrent=_recurrent(loader, index, attention) if isinstance(attention, Recurrent) else None,
+        recurrent=_recurrent(loader, index) if isinstance(attention, Recurrent) else None,
     )
 
 
-def _recurrent(loader: WeightLoader, index: int, mixer: Recurrent) -> RecurrentWeights:
+def _recurrent(loader: WeightLoader, index: int) -> RecurrentWeights:
     def floats(name: str) -> torch.Tensor | None:
         full_name = layer_name(index, name)
         return loader.place((full_name,), dtype=torch.float32) if full_name in loader.checkpoint.tensors else None
 
     conv = floats("conv")
     assert conv is not None
-    return RecurrentWeights(conv)
+    names = ("conv_bias", "dt_bias", "decay", "skip", "gated_norm")
+    return RecurrentWeights(conv, **{name: floats(name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
