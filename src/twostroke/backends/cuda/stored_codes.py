@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,12 @@ from twostroke.backends.cuda.kernels.packed_format import (
     GROUPED_CODES,
     INT4,
     LOW_BIT_DEPTH,
-    MXFP4,
     Code,
     Grouping,
     Offset,
-    ScaleType,
     grouped_code,
 )
+from twostroke.backends.cuda.kernels.row_forms import HOLDS_ALL, MX, NVFP4, ROW_FORMS, RowForm, RowScale
 from twostroke.core.formats import STORED, Formats
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.stored_forms import ScaledTensor, ScaleKind
@@ -43,7 +42,25 @@ BLOCKS: Mapping[WeightKind, tuple[int, Grouping]] = {
     WeightKind.Q6_K: (16, Grouping(2, "two")),
 }
 """GGUF's kinds that there is a code for: inputs that share a scale, and how numbers and scales are held."""
-_SCALE_TYPES: Mapping[ScaleKind, ScaleType] = {ScaleKind.F16: "f16", ScaleKind.BF16: "bf16"}
+ROW_KINDS: Mapping[WeightKind, RowForm] = {
+    WeightKind.MXFP4: MX,
+    WeightKind.MXFP4_PARTS: MX,
+    WeightKind.NVFP4_PARTS: NVFP4,
+    WeightKind.Q8_0: RowForm(8, "whole", 32, "f16"),
+    WeightKind.Q4_0: RowForm(4, "whole", 32, "f16"),
+    WeightKind.Q4_1: RowForm(4, "whole", 32, "f16", "added"),
+    WeightKind.Q5_0: RowForm(5, "whole", 32, "f16"),
+    WeightKind.Q5_1: RowForm(5, "whole", 32, "f16", "added"),
+    WeightKind.Q2_K: RowForm(2, "whole", 16, "two", "added"),
+    WeightKind.Q3_K: RowForm(3, "whole", 16, "two"),
+    WeightKind.Q4_K: RowForm(4, "whole", 32, "two", "added"),
+    WeightKind.Q5_K: RowForm(5, "whole", 32, "two", "added"),
+    WeightKind.Q6_K: RowForm(6, "whole", 16, "two"),
+    WeightKind.IQ4_NL: RowForm(4, "iq4_nl", 32, "f16"),
+    WeightKind.IQ4_XS: RowForm(4, "iq4_nl", 32, "two"),
+}
+"""The same of experts, whose numbers lie by rows."""
+_SCALE_TYPES: Mapping[ScaleKind, Literal["f16", "bf16"]] = {ScaleKind.F16: "f16", ScaleKind.BF16: "bf16"}
 
 
 def is_low_bit(formats: Formats) -> bool:
@@ -64,7 +81,7 @@ class Held:
     @property
     def dense_codes(self) -> set[Code]:
         """Of matrices that every token meets."""
-        return {code for code in self.codes.values() if code is not MXFP4}
+        return {code for code in self.codes.values() if code.by_rows is None}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -105,12 +122,41 @@ def stored_held(checkpoint: Checkpoint, matrices: Iterable[Stored]) -> Held:
 
 
 def experts_code(tensors: Sequence[WeightTensor]) -> Code | str:
-    """As `code_for`, of experts: kernels that take several matrices read one code."""
-    others = [tensor.kind for tensor in tensors if tensor.kind not in (WeightKind.MXFP4, WeightKind.MXFP4_PARTS)]
+    """As `code_for`, of experts: kernels that take several matrices read one form of rows."""
+    found: dict[RowForm, WeightTensor] = {}
+    for tensor in tensors:
+        form = _row_form(tensor)
+        if isinstance(form, str):
+            return form
+        found[form] = tensor
+    first, *others = found
     if not others:
-        return MXFP4
-    what = "experts have no form on this backend" if others[0].is_quantised else "is not in few bits"
-    return f"{others[0].name.removesuffix('_PARTS')} {what}"
+        return first.code
+    if any(form.levels != "whole" for form in found):
+        return f"experts of {' and '.join(sorted({one.kind.name for one in found.values()}))} have no form together"
+    return replace(HOLDS_ALL, group=min(form.group or tensors[0].shape[1] for form in found)).code
+
+
+def _row_form(tensor: WeightTensor) -> RowForm | str:
+    name = tensor.kind.name.removesuffix("_PARTS")
+    if (form := ROW_KINDS.get(tensor.kind)) is not None:
+        return form
+    if not isinstance(tensor, ScaledTensor):
+        what = "experts have no form on this backend" if tensor.kind.is_quantised else "is not in few bits"
+        return f"{name} {what}"
+    parts = tensor.outline
+    if parts.group_of_input is not None:
+        return "experts whose inputs have an order of their own have no form on this backend"
+    scale: RowScale = "f32" if parts.global_scale is not None else _SCALE_TYPES.get(parts.scale_kind, "f32")
+    group, offset = (
+        0 if parts.group_size >= parts.shape[1] else parts.group_size,
+        "none" if parts.zeros is None else "zero",
+    )
+    if tensor.kind is WeightKind.FP8:
+        found = RowForm(8, "e4m3", group, "f32")
+    else:
+        found = RowForm(4 if tensor.kind is WeightKind.INT4 else 8, "whole", group, scale, offset)
+    return found if found in ROW_FORMS else f"groups of {group} inputs have no form for experts on this backend"
 
 
 def code_for(tensors: Sequence[WeightTensor]) -> Code | str:

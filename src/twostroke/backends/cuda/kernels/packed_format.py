@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product as all_of
 from math import prod
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from twostroke.backends.cuda.kernels.row_forms import RowForm
 
 UNIT_ROWS: Final = 64
 """Rows lie in units, as many as a warp group multiplies at a time."""
@@ -75,6 +78,8 @@ class Code:
     has_offsets: bool = False
     grouping: Grouping | None = None
     """None: scales are held in bfloat16, and weights are made in it."""
+    by_rows: RowForm | None = None
+    """Of experts, whose numbers lie by rows, as files have them; no other field but the name means anything then."""
 
     @property
     def group(self) -> int:
@@ -99,6 +104,8 @@ class Code:
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Of a matrix, [..., rows, width]; one held by rows has no more of them than it has."""
         *experts, rows, width = shape
+        if self.by_rows is not None:
+            return prod(experts) * rows * self.by_rows.row_bytes(width)
         held = rows if self.number == FP8.number else units_of(rows) * UNIT_ROWS
         own = self.rounds(width) * self.unit_bytes * held // UNIT_ROWS
         factors = (units_of(rows) * UNIT_ROWS + (rows if self.number == FP8.number else 0)) * 4
@@ -116,8 +123,6 @@ FP8: Final = Code("fp8", 8, LOW_BIT_DEPTH, UNIT_ROWS * LOW_BIT_DEPTH)
 FOUR_BITS: Final = tuple(_four_bits(group, has) for group in (128, 64, 32) for has in (False, True))
 INT4: Final = FOUR_BITS[0]
 """What a bfloat16 matrix becomes when it is brought to four bits as it is loaded."""
-MXFP4: Final = Code("mxfp4", 6, 32, UNIT_ROWS * 17, 1)
-"""Of experts alone, by rows, as files have them (mx_numbers.py)."""
 LOW_BIT_CODES: Final = (FP8, *FOUR_BITS)
 """What a matrix may be brought to as it is loaded."""
 SCALE_TYPES: Final[dict[ScaleType, int]] = {"f16": 0, "bf16": 1, "f32": 2, "two": 3}
