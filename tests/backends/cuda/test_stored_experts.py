@@ -110,15 +110,14 @@ def test_what_is_held_is_what_the_package_says(kind: WeightKind, device: str) ->
 
 
 def test_kinds_that_differ_are_held_in_eight_bits(device: str) -> None:
-    tensors = [drawn(kind, 4, 256, 3) for kind in (WeightKind.Q4_K, WeightKind.Q6_K)]
+    tensors = [drawn(kind, 4, 256, 3) for kind in (WeightKind.Q4_K, WeightKind.Q6_K, WeightKind.IQ4_NL)]
     form = held(tensors, device)
     assert form.code.name == "experts_int8_16fa"
     for expert, tensor in enumerate(tensors):
         meant = torch.from_numpy(tensor.to_float32().copy()).to(torch.bfloat16).float()
         torch.testing.assert_close(form.dequantised()[expert].cpu(), meant, rtol=2**-7, atol=1e-4)
-    assert experts_code([drawn(WeightKind.IQ4_NL, 4, 256, 3), tensors[0]]) == (
-        "experts of IQ4_NL and Q4_K have no form together"
-    )
+    floats = WeightTensor("floats", WeightKind.MXFP4, (4, 256), np.zeros((4, 8 * 17), dtype=np.uint8))
+    assert experts_code([floats, tensors[0]]) == "experts of MXFP4 and Q4_K have no form together"
     assert experts_code([drawn(WeightKind.IQ3_S, 4, 256, 3)]) == "IQ3_S experts have no form on this backend"
     broken = drawn(WeightKind.Q8_0, 4, 64, 1)
     broken.data[0, :2] = np.array([np.inf], dtype=np.float16).view(np.uint8)

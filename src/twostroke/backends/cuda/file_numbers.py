@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH
+from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, TABLES, Table
 from twostroke.models.weights.stored_forms import ScaledTensor
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 BLOCK_OF_256 = 256
+SMALL_FLOATS = (WeightKind.MXFP4_PARTS, WeightKind.NVFP4_PARTS)
+FOUR_BIT_KINDS = (WeightKind.INT4, *SMALL_FLOATS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +33,7 @@ class Numbers:
     zeros: torch.Tensor | None = None  # float32 [rows, groups]
     added: torch.Tensor | None = None  # float32 [rows, groups]; in two levels int8
     tops: torch.Tensor | None = None  # float16 [rows, blocks of 256, 1 or 2]
-    is_looked_up: bool = False  # numbers are places in llama.cpp's table of 16
+    table: Table | None = None  # that numbers of four bits are places in
 
     def by_groups_of(self, group: int) -> Numbers:
         """Of fewer inputs: each has its own copy of what it shared."""
@@ -42,6 +44,13 @@ class Numbers:
 
         scales = self.scales.repeat_interleave(each, 1)
         return replace(self, group=group, scales=scales, zeros=spread(self.zeros), added=spread(self.added))
+
+    def looked_up(self) -> Numbers:
+        """As whole numbers of eight bits."""
+        if self.table is None:
+            return self
+        entries = torch.tensor(TABLES[self.table].entries, dtype=torch.uint8, device=self.numbers.device)
+        return replace(self, numbers=entries[self.numbers.long()], table=None)
 
     def in_one_level(self) -> Numbers:
         if self.tops is None:
@@ -73,10 +82,12 @@ def _scaled(tensor: ScaledTensor, device: torch.device) -> Numbers:
     parts = tensor.parts()
     rows, width = parts.shape
     codes = on_device(parts.codes, device)
-    if parts.kind is WeightKind.INT4:
+    if parts.kind in FOUR_BIT_KINDS:
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).view(rows, -1)[:, :width]
     by_row = np.repeat(parts.scale_values(), parts.rows_per_scale, axis=0)[:rows]
     scales = on_device(by_row.astype(np.float32), device)
+    if parts.kind in SMALL_FLOATS:
+        return Numbers(codes, TABLES["e2m1"].middle, parts.group_size, scales / 2, table="e2m1")
     zeros = None if parts.zeros is None else on_device(parts.zeros, device).float()
     middle = {WeightKind.INT4: 8, WeightKind.INT8: 128}.get(parts.kind, 0)
     group = parts.group_size
@@ -200,7 +211,7 @@ def _q3_k(blocks: torch.Tensor, rows: int) -> Numbers:
 
 
 def _iq4_nl(blocks: torch.Tensor, rows: int) -> Numbers:
-    return replace(_q4_0(blocks, rows), is_looked_up=True)
+    return replace(_q4_0(blocks, rows), middle=TABLES["iq4_nl"].middle, table="iq4_nl")
 
 
 def _iq4_xs(blocks: torch.Tensor, rows: int) -> Numbers:
@@ -210,7 +221,16 @@ def _iq4_xs(blocks: torch.Tensor, rows: int) -> Numbers:
     low = torch.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], dim=-1).flatten(1)
     scales = ((low | high << 4).view(torch.int8) - 32).view(rows, -1)
     numbers = nibbles(blocks[:, 8:].reshape(-1, 16)).view(rows, -1)
-    return Numbers(numbers, 8, 32, scales, tops=_halves(blocks, 0, 1, rows), is_looked_up=True)
+    middle = TABLES["iq4_nl"].middle
+    return Numbers(numbers, middle, 32, scales, tops=_halves(blocks, 0, 1, rows), table="iq4_nl")
+
+
+def _mxfp4(blocks: torch.Tensor, rows: int) -> Numbers:
+    """Of floats of four bits: their scales are half as large as what they stand for is doubled."""
+    scales = torch.exp2(blocks[:, :1].double() - 128).float()
+    scales[blocks[:, :1] == 255] = torch.nan
+    numbers, middle = nibbles(blocks[:, 1:]).view(rows, -1), TABLES["e2m1"].middle
+    return Numbers(numbers, middle, 32, scales.view(rows, -1), table="e2m1")
 
 
 _READERS: dict[WeightKind, Callable[[torch.Tensor, int], Numbers]] = {
@@ -226,4 +246,5 @@ _READERS: dict[WeightKind, Callable[[torch.Tensor, int], Numbers]] = {
     WeightKind.Q3_K: _q3_k,
     WeightKind.IQ4_NL: _iq4_nl,
     WeightKind.IQ4_XS: _iq4_xs,
+    WeightKind.MXFP4: _mxfp4,
 }

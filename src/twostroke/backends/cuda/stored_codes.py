@@ -40,8 +40,16 @@ BLOCKS: Mapping[WeightKind, tuple[int, Grouping]] = {
     WeightKind.Q4_K: (32, Grouping(0, "two", "added")),
     WeightKind.Q5_K: (32, Grouping(1, "two", "added")),
     WeightKind.Q6_K: (16, Grouping(2, "two")),
+    WeightKind.Q3_K: (16, Grouping(0, "two")),  # numbers of three bits and of two are held in four
+    WeightKind.Q2_K: (16, Grouping(0, "two", "added")),
+    WeightKind.IQ4_NL: (32, Grouping(0, "f16", table="iq4_nl")),
+    WeightKind.IQ4_XS: (32, Grouping(0, "two", table="iq4_nl")),
+    WeightKind.MXFP4: (32, Grouping(0, "bf16", table="e2m1")),
+    WeightKind.MXFP4_PARTS: (32, Grouping(0, "bf16", table="e2m1")),
+    WeightKind.NVFP4_PARTS: (16, Grouping(0, "f32", table="e2m1")),
 }
-"""GGUF's kinds that there is a code for: inputs that share a scale, and how numbers and scales are held."""
+"""Kinds that there is a code for, whatever a tensor is like: inputs that share a scale, and how numbers and scales are
+held."""
 ROW_KINDS: Mapping[WeightKind, RowForm] = {
     WeightKind.MXFP4: MX,
     WeightKind.MXFP4_PARTS: MX,
@@ -132,7 +140,7 @@ def experts_code(tensors: Sequence[WeightTensor]) -> Code | str:
     first, *others = found
     if not others:
         return first.code
-    if any(form.levels != "whole" for form in found):
+    if any(form.levels not in ("whole", "iq4_nl") for form in found):
         return f"experts of {' and '.join(sorted({one.kind.name for one in found.values()}))} have no form together"
     return replace(HOLDS_ALL, group=min(form.group or tensors[0].shape[1] for form in found)).code
 
@@ -226,6 +234,7 @@ def _joined(found: Sequence[tuple[int, Grouping]]) -> Code | str:
     group, groupings = min(size for size, _ in found), {grouping for _, grouping in found}
     if len({grouping.is_float8 for grouping in groupings}) > 1:
         return "parts of one matrix are float8 and whole numbers"
+    tables = {grouping.table for grouping in groupings}
     highs, scales = {grouping.high_bits for grouping in groupings}, {grouping.scale for grouping in groupings}
     offsets = {grouping.offset for grouping in groupings}
     offset: Offset = "zero" if "zero" in offsets else "added"
@@ -233,5 +242,7 @@ def _joined(found: Sequence[tuple[int, Grouping]]) -> Code | str:
         offset = next(iter(offsets))
     scale = next(iter(scales)) if len(scales) == 1 else "f32"
     is_float8 = any(grouping.is_float8 for grouping in groupings)
-    code = grouped_code(group, Grouping(max(highs), scale, offset, is_float8))
-    return code if code in GROUPED_CODES else grouped_code(min(group, 32), Grouping(4, "f32", "added"))
+    code = grouped_code(group, Grouping(max(highs), scale, offset, is_float8, next(iter(tables))))
+    if len(tables) == 1 and code in GROUPED_CODES:
+        return code
+    return grouped_code(min(group, 32), Grouping(4, "f32", "added"))

@@ -4,6 +4,7 @@ number and no scale is rounded. Which form a matrix has is `stored_codes.py`'s t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def fill_stored(place: LowBitMatrix, tensors: Sequence[WeightTensor]) -> None:
         parts = [numbers_of(tensor, device) for tensor in tensors]
         place.put(torch.cat([part.numbers for part in parts]), torch.cat([part.scales[:, 0] for part in parts]))
         return
-    found = [numbers_of(tensor, device).by_groups_of(place.code.group) for tensor in tensors]
+    found = [_suited(numbers_of(tensor, device).by_groups_of(place.code.group), place) for tensor in tensors]
     if isinstance(place, FourBitMatrix):
         scales = torch.cat([part.scales for part in found])
         _check_finite(tensors, [scales])
@@ -47,6 +48,18 @@ def fill_stored(place: LowBitMatrix, tensors: Sequence[WeightTensor]) -> None:
     place.put(numbers, values)
 
 
+def _suited(part: Numbers, place: LowBitMatrix) -> Numbers:
+    """Numbers as the form has them: looked up where it has no table, and about its own middle where it has no other."""
+    if not isinstance(place, GroupedMatrix):
+        return part
+    own = place.grouping
+    if own.table is None:
+        part = part.looked_up()
+    if own.offset != "none" or own.is_float8 or part.middle == own.middle:
+        return part
+    return replace(part, numbers=part.numbers + (own.middle - part.middle), middle=own.middle)
+
+
 def _fill_experts(place: ExpertMatrix, tensors: Sequence[WeightTensor]) -> None:
     """Of every expert one tensor or two, in the order of its rows."""
     put = _put_small_floats if place.form.levels == "e2m1" else _put_numbers
@@ -59,6 +72,8 @@ def _fill_experts(place: ExpertMatrix, tensors: Sequence[WeightTensor]) -> None:
 def _put_numbers(place: ExpertMatrix, start: int, tensor: WeightTensor) -> None:
     form, width = place.form, tensor.shape[1]
     part = numbers_of(tensor, place.data.device)
+    if form.levels == "whole":
+        part = part.looked_up()
     if form.group:
         part = part.by_groups_of(form.group)
     held, kinds = form.groups(width), form.kinds

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.kernels import row_forms
-from twostroke.backends.cuda.kernels.packed_format import Code
+from twostroke.backends.cuda.kernels.packed_format import TABLES, Code
 from twostroke.backends.cuda.kernels.row_forms import RowForm
 
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_LEVELS = tuple(entry - TABLES["iq4_nl"].middle for entry in TABLES["iq4_nl"].entries)
 _TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "two": torch.int8}
 TOP_INPUTS = tl.constexpr(row_forms.TOP_INPUTS)
 

@@ -30,6 +30,32 @@ Offset = Literal["none", "added", "zero"]
 """Of a group: the middle number stands for nothing; a float is added; a number of its own stands for nothing."""
 
 
+Table = Literal["e2m1", "iq4_nl"]
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What the sixteen numbers of four bits stand for, as whole numbers that have the middle one added."""
+
+    number: int  # of the kernels
+    entries: tuple[int, ...]
+    middle: int
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Four entries each."""
+        return tuple(int.from_bytes(bytes(self.entries[at : at + 4]), "little") for at in range(0, 16, 4))
+
+
+_E2M1: Final = (0, 1, 2, 3, 4, 6, 8, 12)
+_IQ4_NL: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+TABLES: Final[dict[Table, Levels]] = {
+    "e2m1": Levels(1, (*(16 + one for one in _E2M1), *(16 - one for one in _E2M1)), 16),
+    "iq4_nl": Levels(2, tuple(128 + one for one in _IQ4_NL), 128),
+}
+"""Floats of four bits, twice as large as they are, so that scales are half as large; and llama.cpp's table."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grouping:
     """Of codes that hold numbers and scales as a file has them: weights are made in float32 and rounded once, to what
@@ -41,10 +67,13 @@ class Grouping:
     offset: Offset = "none"
     is_float8: bool = False
     """Numbers are the bits of an e4m3."""
+    table: Table | None = None
+    """Numbers of four bits are places in it."""
 
     @property
     def middle(self) -> int:
-        return 8 << self.high_bits
+        """The number that stands for nothing, where there is no offset."""
+        return TABLES[self.table].middle if self.table is not None else 8 << self.high_bits
 
     @property
     def kinds(self) -> int:
@@ -94,7 +123,9 @@ class Code:
         found = {"CODE": self.number, "SCALES": self.scales, "OFFSETS": int(self.has_offsets)}
         if (own := self.grouping) is not None:
             found |= {"OFFSETS": OFFSETS[own.offset], "HIGH": own.high_bits}
-            found |= {"SCALE_TYPE": SCALE_TYPES[own.scale], "FLOAT8": int(own.is_float8)}
+            found |= {"SCALE_TYPE": SCALE_TYPES[own.scale], "FLOAT8": int(own.is_float8), "MIDDLE": own.middle}
+            words = (0, 0, 0, 0) if own.table is None else TABLES[own.table].words
+            found |= {"TABLE": int(own.table is not None), **{f"ENTRIES_{at}": word for at, word in enumerate(words)}}
         return found
 
     def rounds(self, width: int) -> int:
@@ -138,7 +169,10 @@ def grouped_code(group: int, grouping: Grouping) -> Code:
     bits, letters = 4 + grouping.high_bits, {"f16": "h", "bf16": "b", "f32": "f", "two": "k"}
     name = f"int{bits}_{group}{letters[grouping.scale]}{grouping.offset.replace('none', '')[:1]}"
     unit_bytes = grouping.number_bytes + grouping.scale_bytes(scales)
-    name = f"fp8_{group}" if grouping.is_float8 else name
+    if grouping.is_float8:
+        name = f"fp8_{group}"
+    elif grouping.table is not None:
+        name = f"{grouping.table}_{group}{letters[grouping.scale]}"
     return Code(name, GROUPED, LOW_BIT_DEPTH, unit_bytes, scales, grouping.offset != "none", grouping)
 
 
@@ -154,6 +188,15 @@ def _grouped_codes() -> Iterator[Code]:
     yield grouped_code(32, Grouping(1, "f16"))
     for group, high, offset in ((32, 0, "added"), (32, 1, "added"), (16, 2, "none"), (16, 2, "added")):  # of 256
         yield grouped_code(group, Grouping(high, "two", offset))
+    for offset in ("none", "added"):  # of three bits and of two
+        yield grouped_code(16, Grouping(0, "two", offset))
+    for group, scale, table in (
+        (32, "bf16", "e2m1"),
+        (16, "f32", "e2m1"),
+        (32, "f16", "iq4_nl"),
+        (32, "two", "iq4_nl"),
+    ):
+        yield grouped_code(group, Grouping(0, scale, table=table))
     for group in (32, 16):  # which hold all of those
         yield grouped_code(group, Grouping(4, "f32", "added"))
 
