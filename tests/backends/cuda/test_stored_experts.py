@@ -143,7 +143,7 @@ FOLDERS = (
 )
 def test_a_folder_says_what_the_reference_says_of_it(name: str, tmp_path: Path, device: str) -> None:
     sizes = {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}
-    plain = make_tiny("qwen2_moe", tmp_path / "plain", **sizes)[0]
+    plain = make_tiny("qwen3_moe", tmp_path / "plain", **sizes)[0]
     checkpoint = load_checkpoint(quantise_folder(plain, tmp_path, FORMATS[name])[0])
     by_rows = {code.name for code in held_of(checkpoint, AS_STORED).codes.values() if code.by_rows is not None}
     assert by_rows

@@ -21,6 +21,7 @@ from twostroke.backends.cuda.kernels.packed_format import (
     Code,
     Grouping,
     Offset,
+    ScaleType,
     grouped_code,
 )
 from twostroke.backends.cuda.kernels.row_forms import HOLDS_ALL, MX, NVFP4, ROW_FORMS, RowForm, RowScale
@@ -156,10 +157,8 @@ def _row_form(tensor: WeightTensor) -> RowForm | str:
     if parts.group_of_input is not None:
         return "experts whose inputs have an order of their own have no form on this backend"
     scale: RowScale = "f32" if parts.global_scale is not None else _SCALE_TYPES.get(parts.scale_kind, "f32")
-    group, offset = (
-        0 if parts.group_size >= parts.shape[1] else parts.group_size,
-        "none" if parts.zeros is None else "zero",
-    )
+    group = 0 if parts.group_size >= parts.shape[1] else parts.group_size
+    offset: Offset = "none" if parts.zeros is None else "zero"
     if tensor.kind is WeightKind.FP8:
         found = RowForm(8, "e4m3", group, "f32")
     else:
@@ -225,7 +224,7 @@ def _nature(tensor: WeightTensor) -> tuple[int, Grouping] | str:
         return "an order of inputs leaves groups of different sizes"
     if tensor.kind is WeightKind.FP8:
         return group, Grouping(4, "f32", is_float8=True)
-    scale = "f32" if parts.global_scale is not None else _SCALE_TYPES.get(parts.scale_kind, "f32")
+    scale: ScaleType = "f32" if parts.global_scale is not None else _SCALE_TYPES.get(parts.scale_kind, "f32")
     return group, Grouping(0 if tensor.kind is WeightKind.INT4 else 4, scale, "none" if parts.zeros is None else "zero")
 
 

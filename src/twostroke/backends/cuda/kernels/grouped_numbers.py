@@ -225,12 +225,13 @@ def dequantise_grouped_into(weight: GroupedMatrix, out: torch.Tensor) -> None:
     """out: [rows, width], contiguous; gate, then up; inputs in the matrix's `order`. At the speed of memory."""
     assert out.shape == (weight.rows, weight.width) and out.is_contiguous()
     code, own = weight.code, weight.grouping
-    table = (0, 0, 0, 0) if own.table is None else tuple(_signed_word(word) for word in TABLES[own.table].words)
+    words = (0, 0, 0, 0) if own.table is None else tuple(_signed_word(word) for word in TABLES[own.table].words)
     launcher(_dequantise_grouped, (weight.units * weight.rounds,))(
         weight.data, weight.data.view(torch.float16), weight.data.view(BF16), weight.data.view(torch.float32), out,
         weight.rows, weight.width, weight.rounds, UNIT_BYTES=code.unit_bytes, SCALES=code.scales, HIGH=own.high_bits,
         SCALE_TYPE=SCALE_TYPES[own.scale], OFFSET=OFFSETS[own.offset], FLOAT8=own.is_float8, GATED=weight.is_gated,
-        MIDDLE=own.middle, TABLE=table if own.table else None, UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, num_warps=4,
+        MIDDLE=own.middle, TABLE=own.table is not None, FIRST=words[0], SECOND=words[1], THIRD=words[2], LAST=words[3],
+        UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, num_warps=4,
     )  # fmt: skip
 
 
@@ -260,7 +261,8 @@ def _values(data, halves, bfloats, floats, start, at, SCALE_TYPE: tl.constexpr):
 def _dequantise_grouped(
     data, halves, bfloats, floats, out, rows, width, rounds, UNIT_BYTES: tl.constexpr, SCALES: tl.constexpr,
     HIGH: tl.constexpr, SCALE_TYPE: tl.constexpr, OFFSET: tl.constexpr, FLOAT8: tl.constexpr, GATED: tl.constexpr,
-    MIDDLE: tl.constexpr, TABLE: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
+    MIDDLE: tl.constexpr, TABLE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
+    LAST: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """One round of one unit."""
     program = tl.program_id(0)
@@ -280,10 +282,9 @@ def _dequantise_grouped(
             bit = (warp * 256 + lane * 8 + step // 4 * 4) * 8 + k % 2 * 16 + step % 4 * 4 + place
         above = (tl.load(data + start + low_bytes + bit // 8).to(tl.int32) >> (bit % 8)) & ((1 << HIGH) - 1)
         number = number | (above << 4)
-    if TABLE is not None:
-        words = tl.where(
-            number < 8, tl.where(number < 4, TABLE[0], TABLE[1]), tl.where(number < 12, TABLE[2], TABLE[3])
-        )
+    if TABLE:
+        first_half, last_half = tl.where(number < 4, FIRST, SECOND), tl.where(number < 12, THIRD, LAST)
+        words = tl.where(number < 8, first_half, last_half)
         number = (words >> (number % 4 * 8)) & 255
     kinds: tl.constexpr = 2 if OFFSET > 0 else 1
     scales = start + low_bytes + UNIT * DEPTH * HIGH // 8

@@ -188,15 +188,12 @@ def _grouped_codes() -> Iterator[Code]:
     yield grouped_code(32, Grouping(1, "f16"))
     for group, high, offset in ((32, 0, "added"), (32, 1, "added"), (16, 2, "none"), (16, 2, "added")):  # of 256
         yield grouped_code(group, Grouping(high, "two", offset))
-    for offset in ("none", "added"):  # of three bits and of two
-        yield grouped_code(16, Grouping(0, "two", offset))
-    for group, scale, table in (
-        (32, "bf16", "e2m1"),
-        (16, "f32", "e2m1"),
-        (32, "f16", "iq4_nl"),
-        (32, "two", "iq4_nl"),
-    ):
-        yield grouped_code(group, Grouping(0, scale, table=table))
+    yield grouped_code(16, Grouping(0, "two"))  # of three bits
+    yield grouped_code(16, Grouping(0, "two", "added"))  # and of two
+    yield grouped_code(32, Grouping(0, "bf16", table="e2m1"))
+    yield grouped_code(16, Grouping(0, "f32", table="e2m1"))
+    yield grouped_code(32, Grouping(0, "f16", table="iq4_nl"))
+    yield grouped_code(32, Grouping(0, "two", table="iq4_nl"))
     for group in (32, 16):  # which hold all of those
         yield grouped_code(group, Grouping(4, "f32", "added"))
 
