@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda import kept_forms
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
-from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.latent import LatentWeights
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
@@ -213,7 +213,7 @@ class _LowBitPlace:
             if self.tensors[0].kind.is_quantised:
                 fill_stored(self.place, self.tensors)
                 return
-            assert not isinstance(self.place, GroupedMatrix | MxMatrix)
+            assert not isinstance(self.place, GroupedMatrix | ExpertMatrix)
             weight = torch.empty(self.product.shape, dtype=self.dtype, device=self.place.data.device)
             start = 0
             for tensor in self.tensors:
