@@ -27,8 +27,9 @@ from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads import Head
 from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads.mtp import MtpHead
 from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
 if TYPE_CHECKING:
@@ -157,11 +158,13 @@ class CudaFactory:
         kept = sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
         return kept + sum(states) * STATE_BYTES
 
-    def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
+    def head_needs(self, head: Head, formats: Formats) -> HeadNeeds | str:
         if isinstance(head, MedusaHeads):
             from twostroke.backends.cuda.medusa import medusa_needs
 
             return medusa_needs(head, formats, self.suits)
+        if isinstance(head, MtpHead):
+            return "it drafts by no MTP blocks yet"
         spec = ModelSpec("eagle3", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
         if (reason := unsupported_layers(spec)) is not None:
             return reason
