@@ -34,7 +34,7 @@ class Registration:
     ) -> None:
         """`url`: where the router reaches this server; `api_key`: what the router looks at it with. A router may use it
         for requests whose client sent none, so it must open nothing but that."""
-        self._router, self._url, self._role, self._say = router, url.rstrip("/"), role, say
+        self.router, self.url, self._role, self._say = router, url.rstrip("/"), role, say
         self._api_key = api_key
         self._stand_in = StandIn(router, url, say, api_key=api_key) if role is Role.DECODE else None
         self._look_s = look_s if self._stand_in is None else min(look_s, STAND_IN_LOOK_S)
@@ -71,12 +71,12 @@ class Registration:
                 self._look_once()
 
     def _look_once(self) -> None:
-        workers = self._router.workers()
+        workers = self.router.workers()
         found = self._own(workers)
         if found is None:
             self._is_there = False  # it is, once the router has looked at this server
             try:
-                self._worker_id = self._router.add(self._url, self._role, self._api_key) or self._worker_id
+                self._worker_id = self.router.add(self.url, self._role, self._api_key) or self._worker_id
             except RouterError as error:
                 if error.status != CONFLICT:
                     raise
@@ -85,16 +85,16 @@ class Registration:
             return
         self._worker_id = found.worker_id
         if not self._is_there:
-            self._say(f"registered with the router at {self._router.url} as {self._role.worker_type}: {self._url}")
+            self._say(f"registered with the router at {self.router.url} as {self._role.worker_type}: {self.url}")
         self._is_there, self._trouble = True, None
         if self._stand_in is not None:
             self._stand_in.look(workers)
 
     def _find(self) -> Worker | None:
-        return self._own(self._router.workers())
+        return self._own(self.router.workers())
 
     def _own(self, workers: list[Worker]) -> Worker | None:
-        return next((worker for worker in workers if worker.url.rstrip("/") == self._url), None)
+        return next((worker for worker in workers if worker.url.rstrip("/") == self.url), None)
 
     def _tell_trouble(self, trouble: str) -> None:
         """Once for each kind of it."""
@@ -111,7 +111,7 @@ class Registration:
         try:
             await asyncio.wait_for(asyncio.to_thread(self._leave, time.monotonic() + LEAVE_S), LEAVE_S + 1.0)
         except (RouterError, TimeoutError) as error:
-            self._say(f"the router at {self._router.url} could not be told that this server stops: {error}")
+            self._say(f"the router at {self.router.url} could not be told that this server stops: {error}")
 
     def _leave(self, until_s: float) -> None:
         self._is_leaving = True
@@ -122,10 +122,10 @@ class Registration:
         worker_id = self._worker_id if found is None else found.worker_id
         if worker_id is None:
             return
-        self._router.remove(worker_id)
+        self.router.remove(worker_id)
         while time.monotonic() < until_s:  # it takes a worker out beside answering
             if (found := self._find()) is None or found.is_leaving:
-                self._say(f"taken out of the router at {self._router.url}")
+                self._say(f"taken out of the router at {self.router.url}")
                 return
             time.sleep(LEAVE_LOOK_S)
-        raise RouterError(f"it still has {self._url}")
+        raise RouterError(f"it still has {self.url}")
