@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.engine.test_tiers import catch_up
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
 
 from twostroke import backends
@@ -113,7 +114,7 @@ class Small:
         if kv is not None:
             tiers, _ = make_tiers(kv, layout, checkpoint, self.backend, lambda start, count: 1.0, COMPUTED)
         ledger = ledger_of(scheduler_config, layout, tiers)
-        scheduler = Scheduler(scheduler_config, layout, ledger=ledger, drafting=drafting)
+        scheduler = Scheduler(scheduler_config, layout, ledger=ledger, drafting=drafting, policy="fifo")
         self.engine = Engine(scheduler, self.backend, checkpoint.spec.vocab_size)
         self.heard: dict[str, Heard] = {}
 
@@ -133,6 +134,7 @@ class Small:
                 heard = self.heard[event.request_id]
                 heard.tokens[event.sample_index] += event.token_ids
                 heard.timings += [] if event.timing is None else [event.timing]
+        catch_up(self.engine)
 
     def run(self) -> None:
         while self.engine.busy:

@@ -102,7 +102,16 @@ def play(engine: Engine, requests: list[Request], together: int = 3, seed: int =
                     played.timings[name] = event.timing
                     running -= event.sample_index == 0
         engine.scheduler.check()
+        catch_up(engine)
     return played
+
+
+def catch_up(engine: Engine) -> None:
+    """Until the disk's thread is not far behind: what it has no time for stays in host memory alone."""
+    tiers = engine.scheduler.ledger.tiers
+    while tiers is not None and len(tiers._writing) > sum(tiers.host.num_slots) // 8:
+        tiers.wait(0.05)
+        tiers.settle()
 
 
 def conversations(num: int = 5, turns: int = 4, salt: str = "") -> list[Request]:
@@ -120,7 +129,8 @@ def conversations(num: int = 5, turns: int = 4, salt: str = "") -> list[Request]
 
 def make_engine(checkpoint: Checkpoint, backend: str, kind: str, num_blocks: int, kv: KVConfig) -> Engine:
     """With a pool of so many blocks of each group."""
-    config = EngineConfig(backend=backend, threads=1, max_context=CONTEXT, kv=replace(kv, kind=kind, block_size=16))
+    kv = replace(kv, kind=kind, block_size=16)
+    config = EngineConfig(backend=backend, threads=1, max_context=CONTEXT, policy="fifo", kv=kv)
     big = replace(config, kv=KVConfig(memory_bytes=20_000_000, kind=kind, block_size=16))
     resolved = assemble(checkpoint, None, big)
     layout = resolved.resolved.layout

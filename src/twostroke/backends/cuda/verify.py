@@ -83,32 +83,43 @@ class VerifyPath:
         most = 1 + max(guess.num_drafts for guess in guesses)
         width, bucket = self._widths[bisect_left(self._widths, most)], self._bucket(len(rows))
         self._send(bucket, width, rows, guesses)
+        makes = self._drafter is not None and any(one.num_drafts and one.start == UNPLACED for one in guesses)
         features = parts.rows.sampling.features(rows)
         if features.is_plain:
-            parts.graphs.run(("verify", bucket, width), lambda: self._run(bucket, width))
+            parts.graphs.run(("verify", bucket, width, makes), lambda: self._run(bucket, width, makes=makes))
+            self._settle_states(step, bucket, width)
             return rows, width
-        parts.graphs.run(("verify logits", bucket, width), lambda: self._score(bucket, width))
+        parts.graphs.run(("verify logits", bucket, width, makes), lambda: self._score(bucket, width, makes=makes))
         masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
         if masks is not None:
             masks = Masks(masks.entries * np.int32(width), masks.words)
         self._draw(len(rows), width, features, masks)
         parts.graphs.run(("verified", bucket, width), lambda: self._settle(bucket, width))
+        self._settle_states(step, bucket, width)
         return rows, width
 
     def prepare(self, *, rehearses: bool) -> None:
         """Capture the smaller steps, the largest first, and meet the kernels of the others. A rehearsal only meets
         them."""
-        kinds = self._parts.decoder.distinct_layers
+        kinds, makes = self._parts.decoder.distinct_layers, self._drafter is not None
         for width in reversed(self._widths):
             for bucket in reversed(self._buckets):
                 if bucket * width > self._most:
                     continue
                 self._send(bucket, width, [], ())
-                sample = partial(self._run, bucket, width, kinds)
+                graphs, settle = self._parts.graphs, partial(self._commit_states, bucket, width)
+                work = partial(self._run, bucket, width, makes=makes)
+                sample = partial(work, layers=kinds)
                 if rehearses or bucket > CAPTURED_STREAMS:
                     sample()
                 else:
-                    self._parts.graphs.prepare(("verify", bucket, width), partial(self._run, bucket, width), sample)
+                    graphs.prepare(("verify", bucket, width, makes), work, sample)
+                if self._parts.states is None:
+                    continue
+                if rehearses or bucket > CAPTURED_STREAMS:
+                    settle()
+                else:
+                    graphs.prepare(("settle states", bucket, width), settle, settle)
 
     def prepare_sampling(self) -> None:
         """As of steps without drafts: have the kernels compiled that some rows need."""
@@ -143,16 +154,29 @@ class VerifyPath:
         rows, places, told = self._parts.staging.views(sizes)
         return rows, places, told.view(bucket, 1 + MAX_GUESSES)
 
-    def _run(self, bucket: int, width: int, layers: Sequence[int] | None = None) -> None:
-        self._score(bucket, width, layers)
+    def _settle_states(self, step: Step, bucket: int, width: int) -> None:
+        """What drafts left behind that held. Copies are kept first, while the states before the step are there."""
+        parts, (rows, _, _) = self._parts, self._views(bucket, width)
+        if parts.states is None:
+            return
+        for saves in parts.states.drafted_saves(step) if step.saves else ():
+            parts.decoder.settle_states(rows, self._counts[:bucket], width=width, saves=saves)
+        parts.graphs.run(("settle states", bucket, width), lambda: self._commit_states(bucket, width))
+
+    def _commit_states(self, bucket: int, width: int) -> None:
+        rows, _, _ = self._views(bucket, width)
+        self._parts.decoder.settle_states(rows, self._counts[:bucket], width=width)
+
+    def _run(self, bucket: int, width: int, *, makes: bool, layers: Sequence[int] | None = None) -> None:
+        self._score(bucket, width, makes=makes, layers=layers)
         self._draw(bucket, width, PLAIN)
         self._settle(bucket, width)
 
-    def _score(self, bucket: int, width: int, layers: Sequence[int] | None = None) -> None:
-        """Up to the logits. `layers`: only these; None: all."""
+    def _score(self, bucket: int, width: int, *, makes: bool, layers: Sequence[int] | None = None) -> None:
+        """Up to the logits. `makes`: drafts are made on the device, too. `layers`: only these; None: all."""
         parts, count = self._parts, bucket * width
         rows, places, told = self._views(bucket, width)
-        if self._drafter is not None:
+        if makes and self._drafter is not None:
             self._drafter.draft(rows, width, self.drafts)
         begin_drafts(rows, told, self._lines, parts.rows.sampling.spread, self._entered[:count], width=width)
         if count > LIGHT_ROWS:
