@@ -11,7 +11,7 @@ import twostroke
 
 
 class TwostrokeAdapter:
-    def __init__(self, model: str, threads: int, kv_bytes: int) -> None:
+    def __init__(self, model: str, threads: int, kv_bytes: int | None) -> None:
         self._llm = twostroke.LLM(model, threads=threads, kv=twostroke.KVConfig(memory_bytes=kv_bytes))
 
     def facts(self) -> dict[str, Any]:
@@ -38,6 +38,9 @@ class TwostrokeAdapter:
         if result.error:
             raise RuntimeError(result.error)
         return [(entry.logprob, entry.top[0][1]) for entry in result.prompt_logprobs]
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        return self._llm.embed(texts)
 
 
 if __name__ == "__main__":
