@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 KINDS = ("q8_0", "q4_k")
 Bytes = npt.NDArray[np.uint8]
-_FLOATS = ("conv1d.weight", "shortconv.conv.weight", "ffn_gate_inp.weight", "ssm_a")
+_FLOATS = ("conv1d.weight", "shortconv.conv.weight", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ssm_norm.weight")
 """Matrices that llama.cpp's quantiser leaves as they are."""
 _NIBBLE_SPREAD, _BYTE_SPREAD = 4.61, 73.6
 """Of quants that are uniform, in units of their scale."""
@@ -52,7 +52,16 @@ def _write(folder: Path, kind: str, target: Path) -> None:
         stored_as = "q8_0" if is_whole else kind
         return _blocks(stored_as, shape, rng), gguf.GGMLQuantizationType[stored_as.upper()]
 
-    write_gguf(model, target, drawn, **_words(config.vocab_size))
+    write_gguf(model, target, drawn, **_words(config.vocab_size), **_sections(config))
+
+
+def _sections(config: Any) -> dict[str, Any]:
+    """Of Qwen3.5, which rotated numbers would follow a picture's rows and columns; llama.cpp asks for it."""
+    if not config.model_type.startswith("qwen3_5"):
+        return {}
+    pairs = int(config.head_dim * config.rope_parameters["partial_rotary_factor"]) // 2
+    third = (pairs + 2) // 3
+    return {"rope.dimension_sections": [third, third, pairs - 2 * third, 0]}
 
 
 def _words(count: int) -> dict[str, Any]:
@@ -75,7 +84,7 @@ def _words(count: int) -> dict[str, Any]:
 
 def _floats(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
     noise = rng.standard_normal(shape, dtype=np.float32)
-    if len(shape) > 1 and not name.endswith("ssm_a"):
+    if len(shape) > 1 and "ssm_conv1d" in name or name.endswith(("conv.weight", "inp.weight")):
         return noise * np.float32(shape[-1] ** -0.5)
     if name.endswith("ssm_a"):  # a state that fades by some hundredths a token
         return np.minimum(-4.0 + noise, -0.1).astype(np.float32)

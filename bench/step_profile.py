@@ -65,9 +65,7 @@ def prepare(
     """A backend whose KV is full of something finite, and the step."""
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
     spec = checkpoint.spec
-    groups = tuple(
-        KVGroup(one.layers, one.window, sum(blocks), one.content, one.values) for one in spec.kv_groups()
-    )
+    groups = tuple(KVGroup(one.layers, one.window, sum(blocks), one.content, one.values) for one in spec.kv_groups())
     layout = KVLayout(BLOCK_SIZE, groups)
     tokens = decodes + sum(lengths[decodes:])
     backend = FACTORY.create(

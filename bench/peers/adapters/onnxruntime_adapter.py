@@ -57,21 +57,33 @@ def _ensure_exported(folder: Path, precision: str) -> Path:
     if target.exists():
         return target
     if precision == "int8":
+        from onnx import TensorProto
         from onnxruntime.quantization import quantize_dynamic
 
-        quantize_dynamic(_ensure_exported(folder, "float32"), target)
+        # What its optimiser fused has no types that the quantiser could infer.
+        kind = {"DefaultTensorType": TensorProto.FLOAT}
+        quantize_dynamic(_ensure_exported(folder, "float32"), target, extra_options=kind)
         return target
     import torch
     from onnxruntime.transformers import optimizer
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    encoder = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+    class States(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+            return self.encoder(input_ids=ids, attention_mask=mask, token_type_ids=texts).last_hidden_state
+
     plain = folder / "exported-plain.onnx"
     names = ["input_ids", "attention_mask", "token_type_ids"]
     axes = {name: {0: "texts", 1: "tokens"} for name in (*names, "last_hidden_state")}
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in names)
     torch.onnx.export(
-        model,
+        States().eval(),
         example,
         str(plain),
         input_names=names,
@@ -80,7 +92,7 @@ def _ensure_exported(folder: Path, precision: str) -> Path:
         opset_version=17,
         dynamo=False,
     )
-    config = model.config
+    config = encoder.config
     fused = optimizer.optimize_model(
         str(plain), model_type="bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size
     )
