@@ -143,9 +143,8 @@ def embed(options: argparse.Namespace) -> None:
 
 
 def _make_encoder(folder: Path, layers: int) -> None:
-    from transformers import PreTrainedTokenizerFast
-
     from tests.models.tiny_embedders import make_embedder
+    from transformers import PreTrainedTokenizerFast
 
     folder.mkdir(parents=True)
     make_embedder("bert", folder, max_tokens=ENCODER_TOKENS, sizes={**ENCODER, "num_hidden_layers": layers})

@@ -35,9 +35,8 @@ def ensure_shape(folder: Path, kind: str, into: Path) -> Path:
 def _write(folder: Path, kind: str, target: Path) -> None:
     import gguf
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     from tests.models.tiny_gguf import write_gguf
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):  # only the names and shapes are wanted
@@ -84,7 +83,7 @@ def _words(count: int) -> dict[str, Any]:
 
 def _floats(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
     noise = rng.standard_normal(shape, dtype=np.float32)
-    if len(shape) > 1 and "ssm_conv1d" in name or name.endswith(("conv.weight", "inp.weight")):
+    if name.endswith(("conv.weight", "conv1d.weight", "inp.weight")):
         return noise * np.float32(shape[-1] ** -0.5)
     if name.endswith("ssm_a"):  # a state that fades by some hundredths a token
         return np.minimum(-4.0 + noise, -0.1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""ONNX Runtime over what torch exports of an encoder: fused by its own optimiser, in float32 or quantised to int8. Texts
+"""ONNX Runtime over what torch exports of an encoder: fused by its own optimiser, in float32 or brought to int8. Texts
 go by length, in batches that are padded to their longest, as sentence-transformers has it."""
 
 from __future__ import annotations
