@@ -65,8 +65,8 @@ def write_gguf(
     store: Callable[[str, torch.Tensor], Stored | None] | None = None,
     **overrides: Any,
 ) -> Path:
-    """`overrides` replace or add keys, without the architecture's prefix. `store`, asked with each tensor's name in the
-    file and its values, may give bytes of another kind."""
+    """`overrides` replace or add keys, without the architecture's prefix; a tokenizer's are taken as they are. `store`,
+    asked with each tensor's name in the file and its values, may give bytes of another kind."""
     config = deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True  # what sliding layers have
     is_nemotron = config.model_type == "nemotron_h"
@@ -75,7 +75,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_keys(config), **overrides}.items():
         if value is not None:
-            add_key(writer, f"{name}.{key}", value)
+            add_key(writer, key if key.startswith("tokenizer.") else f"{name}.{key}", value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     has_stacks = "attention.key_length_mla" in overrides
     for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
