@@ -173,12 +173,13 @@ def test_what_does_not_fit_is_not_taken_and_the_prompt_is_read(pair: tuple[Engin
     handoff = read(reader, request)
     assert handoff is not None and handoff.num_tokens == 64
     strange = [
-        (replace(handoff, layout="other"), "the other engine has another model, another format of KV"),
+        (replace(handoff, model="other"), "the other engine has another model, other weights or another version"),
         (replace(handoff, num_tokens=63), "63 tokens are no whole blocks of a prompt of 70"),
         (replace(handoff, num_tokens=80, slots=((1, 2, 3, 4, 5),)), "80 tokens are no whole blocks"),
         (replace(handoff, slots=(handoff.slots[0][1:],)), "it has not the blocks that these tokens take"),
         (replace(handoff, lease_id="another"), "lease"),
-        (replace(handoff, slots=((999,) * 4,)), "lease"),
+        (replace(handoff, slots=((996, 997, 998, 999),)), "lease"),
+        (replace(handoff, slots=((1,) * 4,)), "it has not the blocks that these tokens take"),
     ]
     for number, (given, sentence) in enumerate(strange):
         asked = replace(request_of(f"x{number}", 70), cache_salt=str(number), handoff=given)

@@ -23,7 +23,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.timing import SequenceTiming
 from twostroke.engine.build import assemble
 from twostroke.engine.engine import Engine
-from twostroke.engine.tiers import kv_identity
+from twostroke.engine.tiers import Computed, kv_identity
 from twostroke.kv.tiers.worth import Worth
 from twostroke.models.checkpoint import Checkpoint, FileTensors
 from twostroke.models.random_weights import random_checkpoint
@@ -50,6 +50,7 @@ CASES = [
     ("cpu", "full and window", "auto"),
 ]
 CONTEXT = 192
+COMPUTED = Computed("float32", "rope as stored")
 
 
 @pytest.fixture(autouse=True)
@@ -252,7 +253,7 @@ def test_kv_of_weights_that_were_written_anew_is_another_models(
     checkpoint, file, form = case[0], tmp_path / "model.safetensors", KVFormat("cpu", "as read", 16, ())
     file.write_bytes(b"weights")
     read = replace(checkpoint, tensors=FileTensors(checkpoint.tensors, (file,)))
-    before = kv_identity(read, form, "float32")
-    assert kv_identity(read, form, "float32") == before
+    before = kv_identity(read, form, COMPUTED)
+    assert kv_identity(read, form, COMPUTED) == before
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1_000_000))
-    assert kv_identity(read, form, "float32") != before
+    assert kv_identity(read, form, COMPUTED) != before

@@ -72,6 +72,9 @@ def assert_says_the_same(checkpoint: Checkpoint, device: str) -> None:
         pytest.param("ct_int8", marks=pytest.mark.slow),
         pytest.param("fp8_tensor", marks=pytest.mark.slow),
         pytest.param("ct_fp8_channel", marks=pytest.mark.slow),
+        pytest.param("modelopt_nvfp4", marks=pytest.mark.slow),
+        pytest.param("ct_nvfp4", marks=pytest.mark.slow),
+        pytest.param("ct_mxfp4", marks=pytest.mark.slow),
     ],
 )
 def test_a_folder_says_what_the_reference_says_of_it(name: str, tmp_path: Path, device: str) -> None:
@@ -84,9 +87,11 @@ def test_a_folder_says_what_the_reference_says_of_it(name: str, tmp_path: Path, 
         (Q4_K_M, WeightKind.Q4_K),
         pytest.param({}, WeightKind.Q8_0, marks=pytest.mark.slow),
         pytest.param({"attn_v": WeightKind.Q5_1}, WeightKind.Q4_0, marks=pytest.mark.slow),
-        pytest.param({"ffn_gate": WeightKind.IQ4_XS}, WeightKind.Q5_K, marks=pytest.mark.slow),  # one stays as it was
+        pytest.param({"ffn_gate": WeightKind.IQ4_XS}, WeightKind.Q5_K, marks=pytest.mark.slow),  # one is looked up
+        pytest.param({"ffn_gate": WeightKind.IQ3_S}, WeightKind.Q3_K, marks=pytest.mark.slow),  # one stays as it was
+        pytest.param({"attn": WeightKind.Q2_K}, WeightKind.IQ4_NL, marks=pytest.mark.slow),
     ],
-    ids=["Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS"],
+    ids=["Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "IQ3_S", "IQ4_NL"],
 )
 def test_a_gguf_says_what_the_reference_says_of_it(
     kinds: dict[str, WeightKind], others: WeightKind, tmp_path: Path, device: str
@@ -123,15 +128,15 @@ def test_orders_of_inputs_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_is_chosen_is_said(tmp_path: Path) -> None:
-    checkpoint = gguf_of(tmp_path, {"ffn_gate": WeightKind.IQ4_XS}, WeightKind.Q4_K)
+    checkpoint = gguf_of(tmp_path, {"ffn_gate": WeightKind.IQ3_S}, WeightKind.Q4_K)
     chosen = FACTORY.formats(checkpoint, FormatWish(STORED))
     assert isinstance(chosen, Formats) and (chosen.weights, chosen.arithmetic) == (STORED, "bf16")
     assert "Q4_K as stored" in chosen.line and "--quantise bf16 brings them to 16 bits" in chosen.line
-    assert "some are brought to 16: IQ4_XS has no form on this backend" in chosen.line
+    assert "some are brought to 16: IQ3_S has no form on this backend" in chosen.line
     notes = held_of(checkpoint, chosen).notes
     assert notes == (
         "3 matrices in int4_32ka",
-        "1 brought to bf16: IQ4_XS has no form on this backend",
+        "1 brought to bf16: IQ3_S has no form on this backend",
     )
     plain = FACTORY.formats(checkpoint, FormatWish("bf16"))
     assert isinstance(plain, Formats) and (plain.weights, plain.arithmetic) == ("bf16", "bf16")

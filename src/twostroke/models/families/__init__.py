@@ -102,7 +102,7 @@ def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, Mapping):
         return config
     outer = ("tie_word_embeddings", "quantization_config", "compression_config")
-    return {key: config[key] for key in outer if config.get(key) is not None} | dict(text)
+    return dict(text) | {key: config[key] for key in outer if config.get(key) is not None}
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:

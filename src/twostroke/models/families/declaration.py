@@ -49,7 +49,8 @@ class TensorNames:
     """Names within a layer, of tensors that hold what one head has of each target, head after head (`row_heads` of
     attention says how many)."""
     inputs_first: frozenset[str] = frozenset()
-    """Names within a layer, of stacks that hold inputs before outputs where they are floats."""
+    """Names within a layer, of stacks that hold inputs before outputs where they are floats. One that has the shape of
+    the other way, and could not be both, is taken to be so."""
     mlp_is_shared: bool = False
     """Gemma 4: in a model with experts, what is a layer's MLP by name is the one beside them."""
     otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
