@@ -71,7 +71,6 @@ _HF_NAMES = replace(
         "post_feedforward_layernorm.weight": ("post_mlp_norm",),
     },
 )
-_ONLY_ON = ("hosts alone", "no kernel for a card here norms queries over all heads")
 OLMO2 = Family(
     "olmo2",
     ("Olmo2ForCausalLM",),
@@ -80,6 +79,5 @@ OLMO2 = Family(
     _from_gguf,
     _HF_NAMES,
     replace(GGUF_NAMES, layer=GGUF_LAYER),
-    only_on=_ONLY_ON,
 )
-OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), (), _v3_from_config, hf_names=_HF_NAMES, only_on=_ONLY_ON)
+OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), (), _v3_from_config, hf_names=_HF_NAMES)
