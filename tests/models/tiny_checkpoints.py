@@ -504,14 +504,16 @@ def cuda_variants() -> list[str]:
         "qwen2_moe",
         "glm4_moe",
         "ministral3",
+        "lfm2",
+        "lfm2_moe",
         *latent_variants(),
     ]
 
 
 def cpu_variants() -> list[str]:
-    """Those that the CPU backend computes: the same, and most that keep states."""
-    hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
-    return [*cuda_variants(), "smollm3", *hybrids]
+    """Those that the CPU backend computes: the same, and most others."""
+    others = [one for one in _BUILDERS if one.startswith((*_KEEP_STATES, "gemma4")) and one != "nemotron_h"]
+    return list(dict.fromkeys([*cuda_variants(), "smollm3", *others, *NORMED_OVER_HEADS]))
 
 
 def latent_variants() -> list[str]:

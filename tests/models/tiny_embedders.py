@@ -97,6 +97,35 @@ def make_reranker(kind: str, folder: Path, num_labels: int = 1) -> tuple[Path, P
     return folder, model
 
 
+def make_answering_reranker(folder: Path, *, is_classifier: bool = False) -> PreTrainedModel:
+    """As Qwen3-Reranker is published, or as it is converted for those who read classifiers."""
+    torch.manual_seed(9)
+    sizes = {**_DECODER, "max_position_embeddings": 2048, "vocab_size": 320}
+    if is_classifier:
+        model: PreTrainedModel = transformers.Qwen3ForSequenceClassification(
+            transformers.Qwen3Config(**sizes, num_labels=1)
+        )
+    else:
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**sizes, "tie_word_embeddings": False}))
+    model = model.eval()
+    _randomise(model, norm_centre=1.0)
+    model.save_pretrained(folder)
+    _answering_tokenizer().save(str(folder / "tokenizer.json"))
+    return model
+
+
+def _answering_tokenizer() -> Tokenizer:
+    """Bytes, and the words that are said."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: index for index, piece in enumerate([*alphabet, "ye", "yes", "no"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [("y", "e"), ("ye", "s"), ("n", "o")]))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
     """Every weight matters, and other texts have other vectors."""
     with torch.no_grad():

@@ -47,6 +47,7 @@ _ARCHITECTURES = {
 
 _GEMMA4_BARE = (".router.", ".experts.", "layer_scalar")
 _GEMMA4_SCALES = {".router.scale.weight": "ffn_gate_inp.scale", ".per_expert_scale.weight": "ffn_down_exps.scale"}
+_UNMAPPED = {"classifier.weight": "cls.output.weight"}
 """Names that the converter gives without its map."""
 Stored = tuple[np.ndarray[Any, np.dtype[np.uint8]], gguf.GGMLQuantizationType]
 
@@ -72,7 +73,8 @@ def write_gguf(
     for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        new_name = _gemma4_scale(stored_name) or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
+        new_name = _UNMAPPED.get(stored_name) or _gemma4_scale(stored_name)
+        new_name = new_name or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
         new_name += ".weight" if new_name.endswith("attn_sinks") else ""
         quantised = store(new_name, tensor) if store is not None else None

@@ -34,7 +34,11 @@ RUN = Deployment("Llama-3.1-8B", LLAMA, find_device("h200"))
         ({"formats": Formats.of("q4_k")}, "q4_k is planned, not run"),
         ({"own_shape": RUN.shape}, "holds weights as their file has them, which has not been run on one yet"),
         ({"dimensions": MIXTURE, "own_shape": RUN.shape}, "experts in 16 bits: a file in fewer is planned, not run"),
-        ({"formats": Formats.of("bf16", "fp8")}, "on a GPU this engine keeps KV in 16 bits: fp8 is planned, not run"),
+        (
+            {"formats": Formats.of("bf16", "fp8")},
+            "on a GPU this engine keeps KV in fp8 where it is asked to, which has",
+        ),
+        ({"formats": Formats.of("bf16", "f32")}, "keeps KV in 16 or 8 bits: f32 is planned, not run"),
         ({"tensor_parallel": 2}, "this engine runs a model on one device: 2 are planned, not run"),
         ({"device": find_device("b200")}, "this engine has not been run on B200 yet"),
         ({"device": find_device("mi325x"), "formats": Formats.of("mxfp4")}, "this engine does not run on MI325X"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.grammar import Grammars
-from twostroke.core.kv_blocks import KeptBlocks, KVFormat
+from twostroke.core.kv_blocks import BlockConverter, KeptBlocks, KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
 from twostroke.core.step_sizes import StepSizes
@@ -67,10 +67,13 @@ def refuse_drafts(backend: Backend, step: Step) -> None:
 
 @runtime_checkable
 class BlockBackend(Protocol):
-    """A backend that gives KV blocks out as bytes and takes them in: to tiers behind the device, or to another engine
-    whose `block_format` is equal. Steps may carry spills and loads once `keep_blocks` was called."""
+    """A backend that gives KV blocks out as bytes and takes them in: to tiers behind the device, or to another engine.
+    Steps may carry spills and loads once `keep_blocks` was called."""
 
     block_format: KVFormat
+
+    def block_converter(self) -> BlockConverter:
+        """Turns blocks of another engine, whose `block_format` is not equal, into blocks of this one's."""
 
     def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
         """The bytes of these blocks, one behind the other, as they are when all launched steps are done."""

@@ -17,11 +17,12 @@ from typing import Any
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.handoff import Handoff
+from twostroke.core.kv_blocks import KVFormat
 
 FIELD = "kv_transfer_params"
 TICKET = "twostroke"
 """The entry of the object that is ours; the others are what vLLM's workers say, for whoever looks at them."""
-VERSION = 1
+VERSION = 2
 SKEW_S = 5.0
 """That two machines' clocks may be apart."""
 MOST_CHARS = 1 << 20
@@ -41,7 +42,8 @@ def signed(key: bytes, handoff: Handoff, token_ids: Sequence[int], now_s: float 
         "peer": handoff.peer,
         "tokens": handoff.num_tokens,
         "slots": handoff.slots,
-        "layout": handoff.layout,
+        "model": handoff.model,
+        "formats": handoff.formats.described(),
         "prompt": prompt_digest(key, token_ids),
         "until": ceil(now_s + handoff.lease_s),
         "lease_ms": round(handoff.lease_s * 1e3),
@@ -96,7 +98,8 @@ def opened(
         payload["peer"],
         payload["tokens"],
         tuple(tuple(slots) for slots in payload["slots"]),
-        payload["layout"],
+        payload["model"],
+        KVFormat.read(payload["formats"]),
         payload["lease_ms"] / 1e3,
         payload["read_us"] / 1e6,
         payload["queue_us"] / 1e6,

@@ -30,7 +30,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.fleet import FleetSettings
 from twostroke.engine.formats import Choice, choose_formats, format_wish
 from twostroke.engine.ranks import ranks_reasons, refuse_with_ranks, with_ranks
-from twostroke.engine.tiers import ledger_of, make_tiers, prefill_seconds, refuse_tiers
+from twostroke.engine.tiers import Computed, ledger_of, make_tiers, prefill_seconds, refuse_tiers
 from twostroke.engine.vectors import reads_whole, sizes_for, vectors_note, with_vectors
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
@@ -86,12 +86,11 @@ class Preparation:
         )
 
     @property
-    def computed(self) -> str:
-        """What decides the numbers in KV beside the weights' files and the backend: KV of two engines that agree in
-        this is the same."""
+    def computed(self) -> Computed:
+        """KV of two engines that agree in this, on one backend, is the same."""
         short, formats = self.checkpoint.spec.short_rope_context, self.formats
         rope = "long rope" if short is not None and self.resolved.max_context > short else "rope as stored"
-        return f"weights {formats.weights}, arithmetic {formats.arithmetic}, KV {formats.kv}, {rope}"
+        return Computed(f"weights {formats.weights}, arithmetic {formats.arithmetic}, KV {formats.kv}", rope)
 
     @property
     def _calibration_key(self) -> CalibrationKey:
@@ -261,7 +260,7 @@ def assemble(
         other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
         refuse_other_tokens(checkpoint, own, tokenizer, other)
     checkpoint, factory, resolved, shape = prepared.checkpoint, prepared.factory, prepared.resolved, prepared.shape
-    refuse_tiers(config.kv, resolved.layout, in_fleet=fleet is not None)
+    refuse_tiers(config.kv, resolved.layout)
     try:
         backend = factory.create(
             checkpoint,

@@ -42,7 +42,9 @@ class Sizes:
 
     def layout(self, checkpoint: Checkpoint) -> KVLayout:
         found = checkpoint.spec.kv_groups()
-        groups = tuple(KVGroup(group.layers, group.window, self.num_blocks) for group in found)
+        groups = tuple(
+            KVGroup(group.layers, group.window, self.num_blocks, group.content, group.values) for group in found
+        )
         return KVLayout(self.block_size, groups)
 
     def engine(self, checkpoint: Checkpoint, backend: Backend, grammars: Grammars | None = None) -> Engine:
@@ -65,15 +67,16 @@ class Sizes:
         pack_for_decode: bool = False,
         choices: Choices | None = None,
         weights: str | None = None,
+        kv: str | None = None,
     ) -> CudaBackend:
         """`few_rows`: up to how many tokens fused kernels take; None: as the tables say. `weights`: what matrices are
-        brought to."""
+        brought to; `kv`: what K and V are kept in."""
         name = next(name for name, own in DTYPES.items() if own == dtype)
         return CudaBackend(
             checkpoint,
             self.layout(checkpoint),
             device=torch.device(device),
-            formats=Formats(weights or name, name, name, copies=PACKED if pack_for_decode else None),
+            formats=Formats(weights or name, name, kv or name, copies=PACKED if pack_for_decode else None),
             max_context=self.max_context,
             max_tokens_per_step=self.step_tokens,
             max_running=self.max_rows,

@@ -32,23 +32,24 @@ class EncoderProgram(Program):
         super()._add_attention(index, layer)
         self._add_layer_norm(layer.attention_norm, layer.attention_norm_bias)
 
-    def _add_mlp(self, layer: LayerWeights) -> None:
+    def _add_mlp(self, layer: LayerWeights, factor: float = 1.0) -> None:
         hidden = self._norm_fields(self._rows.hidden, None)
         self._add_row_operation("prepare", hidden, self._normed, layer.mlp_in)
         self._add_projection(layer.mlp_in, self._normed, self._inner)
         activation: dict[IntEnum, int] = {
             ActivationField.INPUT: address_of(self._inner),
-            ActivationField.STRIDE: layer.mlp_in.width,
-            ActivationField.WIDTH: self._spec.dense_width,
+            ActivationField.STRIDE: self._inner.shape[1],
+            ActivationField.WIDTH: layer.mlp_out.depth,
             ActivationField.ROWS: self._rows.count,
         }
         name = f"plain_{plain_activation(self._spec)}"
-        self._add_row_operation(name, activation, self._gated, layer.mlp_out)
-        self._add_projection(layer.mlp_out, self._gated, self._rows.hidden, accumulate=True)
+        gated = self._gated[layer.mlp_out.depth]
+        self._add_row_operation(name, activation, gated, layer.mlp_out)
+        self._add_projection(layer.mlp_out, gated, self._rows.hidden, accumulate=True)
         self._add_layer_norm(layer.mlp_norm, layer.mlp_norm_bias)
 
-    def _add_layer_norm(self, weight: Floats, bias: Floats | None) -> None:
-        assert bias is not None
+    def _add_layer_norm(self, weight: Floats | None, bias: Floats | None) -> None:
+        assert weight is not None and bias is not None
         fields = self._norm_fields(self._rows.hidden, weight) | {NormField.BIAS: address_of(bias)}
         self.tape.add("layer_norm", fields, wait=self._wait_for_rows())
 

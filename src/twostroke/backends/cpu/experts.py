@@ -60,11 +60,26 @@ class Expert:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExpertNorms:
+    """Gemma 4: what router and experts read the residual through, and what their finds and those of the MLP beside
+    them pass before they are summed."""
+
+    router: Floats
+    """With what the router's numbers are scaled by."""
+    experts: Floats
+    after_experts: Floats
+    after_shared: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerExperts:
     router: Projection  # hidden to experts, with its bias
     experts: tuple[Expert, ...]
     """Those that are held here (`MoeSpec.held_experts`)."""
     router_correction: Floats | None = None
+    scales: Floats | None = None
+    """What an expert's share is multiplied by besides."""
+    norms: ExpertNorms | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,6 +205,7 @@ class ExpertRunner:
             RouteField.RANKED_BY: routing.ranked_by,
             RouteField.NORMALISES: int(moe.normalise_weights),
             RouteField.SHARE_SCALE: float_bits(routing.share_scale),
+            RouteField.EXPERT_SCALES: address_of(experts.scales),
             RouteField.ROWS: count,
             RouteField.CHOSEN: address_of(self._chosen),
             RouteField.SHARES: address_of(self._shares),
@@ -242,7 +258,8 @@ class ExpertRunner:
         fields: dict[IntEnum, int] = {
             ActivationField.INPUT: address_of(self._projected),
             ActivationField.STRIDE: self._width,
-            ActivationField.UP_OFFSET: self._width // 2,
+            ActivationField.UP: address_of(self._projected) + 4 * (self._width // 2),
+            ActivationField.UP_STRIDE: self._width,
             ActivationField.WIDTH: size,
             ActivationField.ROWS: PlanPlace.NUM_ROWS,
         }

@@ -10,8 +10,10 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from twostroke.backends.cuda import kv_codes
 from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
+from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape, mixer_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.cuda.supported import has_latents, unsupported_layers
 from twostroke.backends.interface import BackendSettings, HeadNeeds
@@ -28,7 +30,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads import Head
 from twostroke.models.heads.medusa import MedusaHeads
 from twostroke.models.heads.mtp import MtpHead
-from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
@@ -55,7 +57,6 @@ FIRST_COEFFICIENTS = Coefficients(
     sampled=1.05,
 )
 """What steps took on an H200 for each second that its measured rates allow; other cards teach the engine as it runs."""
-_ELEMENT_BYTES = 2
 
 
 class CudaFactory:
@@ -78,6 +79,12 @@ class CudaFactory:
         return None
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
+        if wish.kv in kv_codes.ONE_BYTE:
+            declined = kv_codes.declines(checkpoint, wish, lacks_float8=_lacks_float8())
+            found = declined or self.formats(checkpoint, replace(wish, kv="bf16", arithmetic="bf16"))
+            if isinstance(found, str):
+                return found
+            return replace(found, kv=wish.kv, reasons=(*found.reasons, kv_codes.reason_of(checkpoint, wish.kv)))
         if wish.weights not in (None, STORED, *GPU_FLOATS):
             return self._quantised(checkpoint, wish)
         as_stored = self._as_stored(checkpoint, wish)
@@ -90,7 +97,7 @@ class CudaFactory:
         if arithmetic not in GPU_FLOATS:
             return f"it computes in bf16 or f16, not in {arithmetic}"
         if wish.kv not in (None, *GPU_FLOATS):
-            return f"it keeps KV in what it computes in, bf16 or f16, not in {wish.kv}"
+            return f"it keeps KV in what it computes in, bf16 or f16, or in fp8 or int8, not in {wish.kv}"
         if wish.kv not in (None, arithmetic):
             return f"it keeps KV in what it computes in, {arithmetic}: {wish.kv} needs --dtype {wish.kv}"
         why = "asked for" if wish.arithmetic else "as the weights are stored, bf16 where that is no 16-bit float"
@@ -106,6 +113,8 @@ class CudaFactory:
             return "--quantise none holds them in the few bits that they are stored in"
         if has_latents(checkpoint.spec):
             return "latent attention is computed by 16-bit matrices: they are brought to 16"
+        if mixer_of(checkpoint.spec) is not None:
+            return "layers that keep states are computed by 16-bit matrices: they are brought to 16"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
@@ -131,6 +140,8 @@ class CudaFactory:
             return f"it has no experts in {wish.weights}"
         if has_latents(checkpoint.spec):
             return f"it has no latent attention in {wish.weights}"
+        if mixer_of(checkpoint.spec) is not None:
+            return f"it has no layers that keep states in {wish.weights}"
         if wish.weights == "fp8" and _lacks_float8():
             return "this device multiplies no float8: that takes compute capability 8.9 or newer"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
@@ -141,9 +152,11 @@ class CudaFactory:
         return Formats(wish.weights, arithmetic, "bf16", stored=stored, reasons=(why,))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
-        attentions = (checkpoint.spec.layers[layer].attention for layer in layers)
+        attentions = [checkpoint.spec.layers[layer].attention for layer in layers]
         attending = [one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)]
-        return sum(one.kv_values for one in attending) * _ELEMENT_BYTES
+        states = (StateShape.of(one).values for one in attentions if isinstance(one, Recurrent))
+        kept = sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
+        return kept + sum(states) * STATE_BYTES
 
     def head_needs(self, head: Head, formats: Formats) -> HeadNeeds | str:
         if isinstance(head, MedusaHeads):
@@ -176,11 +189,14 @@ class CudaFactory:
         from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
         from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
+        from twostroke.backends.cuda.verify import most_queries
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
         nowhere, held = torch.device("meta"), held_of(checkpoint, formats)
-        buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, nowhere, torch.bfloat16, held)
+        num_tokens = self.suits.max_tokens_per_step
+        num_queries = most_queries(self.suits.max_running, num_tokens)
+        buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
         weight_bytes = held_weight_bytes(checkpoint, formats) + quantising_bytes(checkpoint, formats)

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda.attention import Attention
-from twostroke.backends.cuda.batch import Batch, CapturedShape
+from twostroke.backends.cuda.batch import Batch, CapturedShape, Integers
 from twostroke.backends.cuda.captured_sizes import CapturedSizes
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillTiles, PrefillWork, Tiling
+from twostroke.backends.cuda.kernels.state_items import SEGMENT_WORDS, TILE_WORDS, StateTiles, StateWork
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import Decodes, TokenArrays
@@ -115,7 +116,7 @@ class PrefillPath:
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
         cuts = [self._tiles(batch, shape, attention) for attention in self._attentions]
-        arrays = (
+        arrays: tuple[Integers, ...] = (
             batch.token_ids,
             batch.rows,
             batch.positions,
@@ -124,10 +125,16 @@ class PrefillPath:
             np.array([batch.num_decodes], dtype=np.int32),
             *(tiles.items.reshape(-1) for tiles, _ in cuts),
         )
+        if self._parts.states is not None:
+            arrays += self._state_arrays(batch, shape)
         staging = self._parts.staging
         staging.send(arrays)
         sizes = tuple(len(array) for array in arrays)
-        token_ids, rows, positions, sampled_tokens, sampled_rows, num_decodes, *items = staging.views(sizes)
+        token_ids, rows, positions, sampled_tokens, sampled_rows, num_decodes, *others = staging.views(sizes)
+        items, of_states = others[: len(cuts)], others[len(cuts) :]
+        states = None
+        if of_states:
+            states = StateWork(of_states[0].view(-1, SEGMENT_WORDS), of_states[1].view(-1, TILE_WORDS))
         work: PrefillWork | None = None
         for (tiles, tiling), own in reversed(list(zip(cuts, items, strict=True))):
             work = PrefillWork(
@@ -136,6 +143,7 @@ class PrefillPath:
                 tiles.part_items if shape is None else tiling.most_parts,
                 tiles.longest_context if shape is None else self._max_context,
                 tiles.has_prefix or shape is not None,
+                states,
                 beside=work,
             )
         assert work is not None
@@ -143,6 +151,12 @@ class PrefillPath:
         if shape is None:  # with as many slots as decodes, attention is cut by the kernels that steps of decodes have
             return StagedBatch(tokens, batch.num_decodes, None, work, sampled_tokens, sampled_rows)
         return StagedBatch(tokens, shape.decode_slots, num_decodes, work, sampled_tokens, sampled_rows)
+
+    def _state_arrays(self, batch: Batch, shape: CapturedShape | None) -> tuple[Integers, Integers]:
+        room = None if shape is None else (shape.num_tokens, shape.sampled_chunks)
+        segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
+        tiles = StateTiles.build(segments, self._parts.rows.padding_row, room)
+        return tiles.segments.reshape(-1), tiles.tiles.reshape(-1)
 
     @staticmethod
     def _tiles(

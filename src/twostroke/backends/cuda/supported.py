@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twostroke.backends.features import LAYERS_DIFFER, Feature, uncomputed
-from twostroke.models.spec import DenseMlp, LatentAttention, ModelSpec
+from twostroke.models.spec import DenseMlp, LatentAttention, ModelSpec, Recurrent, ShortConvolution
 
 MAX_HEAD_DIM = 256
 MAX_RANK, MAX_ROTATED = 512, 128
@@ -15,6 +15,7 @@ LATENT_UNIT = 8
 """Its sizes are multiples of it: sixteen bytes of 16-bit numbers."""
 COMPUTED = frozenset(
     {
+        Feature.STATES,
         Feature.LATENT,
         Feature.SINKS,
         Feature.GROWTH,
@@ -30,21 +31,39 @@ def unsupported_layers(spec: ModelSpec) -> str | None:
     """Why its kernels do not take a model, or None."""
     if (reason := uncomputed(spec, COMPUTED)) is not None:
         return reason
-    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
-    if alike.common_layer is None:
+    attending = [layer for layer in spec.layers if not isinstance(layer.attention, Recurrent)]
+    if not attending:
+        return "it has no models whose layers all keep states"
+    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in attending))
+    if alike.common_layer is None or not _alike_around(spec):
         return LAYERS_DIFFER
-    if (reason := _unsupported_mlps(spec)) is not None:
+    if (reason := _unsupported_mlps(spec) or _unsupported_mixers(spec)) is not None:
         return reason
     if isinstance(latent := alike.common_layer.attention, LatentAttention):
         return _unsupported_latent(latent)
     attention = alike.common_layer.grouped
-    if any(layer.grouped.rope.pairs_neighbours for layer in spec.layers):
+    if any(layer.grouped.rope.pairs_neighbours for layer in attending):
         return "it turns pairs of dimensions half a head apart, and this model's are neighbours"
     if attention.head_dim > MAX_HEAD_DIM or attention.head_dim % 16:
         return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {attention.head_dim}"
     if attention.queries_per_kv_head > 16:
         return f"its attention shares a key among 16 queries at most, not {attention.queries_per_kv_head}"
     return None
+
+
+def _alike_around(spec: ModelSpec) -> bool:
+    """Whether all layers, states or none, have the same norms around their blocks."""
+    return len({replace(layer, attention=None, mlp=None) for layer in spec.layers}) == 1
+
+
+def _unsupported_mixers(spec: ModelSpec) -> str | None:
+    mixers = {layer.attention for layer in spec.layers if isinstance(layer.attention, Recurrent)}
+    if len(mixers) > 1:
+        return "its layers keep states of several kinds, and this backend has room for one"
+    mixer = next(iter(mixers), None)
+    if mixer is None or isinstance(mixer, ShortConvolution):
+        return None
+    return "of layers that keep states it has short convolutions alone"
 
 
 def has_latents(spec: ModelSpec) -> bool:

@@ -103,6 +103,7 @@ class VerifyPath:
         makes, features = self._makes(guesses), parts.rows.sampling.features(rows)
         if features.is_plain:
             parts.graphs.run(("verify", bucket, width, makes), lambda: self._run(bucket, width, makes=makes))
+            self._settle_states(step, bucket, width)
             return rows, width
         shown = None
         if makes and self._shows(step, guesses):
@@ -113,6 +114,7 @@ class VerifyPath:
         masks = parts.rows.grammars.masks(sampling_ids(step), width, taken)  # the device is at work while this waits
         self._draw(len(rows), width, features, masks)
         parts.graphs.run(("verified", bucket, width), lambda: self._settle(bucket, width))
+        self._settle_states(step, bucket, width)
         return rows, width
 
     def _makes(self, guesses: Sequence[Guess]) -> bool:
@@ -148,12 +150,19 @@ class VerifyPath:
                 if bucket * width > self._most:
                     continue
                 self._send(bucket, width, [], ())
+                graphs, settle = self._parts.graphs, partial(self._commit_states, bucket, width)
                 work = partial(self._run, bucket, width, makes=makes)
                 sample = partial(work, layers=kinds)
                 if rehearses or bucket > CAPTURED_STREAMS:
                     sample()
                 else:
-                    self._parts.graphs.prepare(("verify", bucket, width, makes), work, sample)
+                    graphs.prepare(("verify", bucket, width, makes), work, sample)
+                if self._parts.states is None:
+                    continue
+                if rehearses or bucket > CAPTURED_STREAMS:
+                    settle()
+                else:
+                    graphs.prepare(("settle states", bucket, width), settle, settle)
 
     def prepare_sampling(self) -> None:
         """As of steps without drafts: have the kernels compiled that some rows need."""
@@ -187,6 +196,19 @@ class VerifyPath:
         sizes = (bucket * width, bucket * width, bucket * (1 + MAX_GUESSES))
         rows, places, told = self._parts.staging.views(sizes)
         return rows, places, told.view(bucket, 1 + MAX_GUESSES)
+
+    def _settle_states(self, step: Step, bucket: int, width: int) -> None:
+        """What drafts left behind that held. Copies are kept first, while the states before the step are there."""
+        parts, (rows, _, _) = self._parts, self._views(bucket, width)
+        if parts.states is None:
+            return
+        for saves in parts.states.drafted_saves(step) if step.saves else ():
+            parts.decoder.settle_states(rows, self._counts[:bucket], width=width, saves=saves)
+        parts.graphs.run(("settle states", bucket, width), lambda: self._commit_states(bucket, width))
+
+    def _commit_states(self, bucket: int, width: int) -> None:
+        rows, _, _ = self._views(bucket, width)
+        self._parts.decoder.settle_states(rows, self._counts[:bucket], width=width)
 
     def _run(self, bucket: int, width: int, *, makes: bool, layers: Sequence[int] | None = None) -> None:
         self._score(bucket, width, makes=makes, layers=layers)

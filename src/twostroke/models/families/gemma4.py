@@ -243,7 +243,7 @@ def _unified_from_config(config: Fields) -> ModelSpec:
     return replace(_from_config(_text_config(config).over(defaults)), family="gemma4_unified")
 
 
-_ONLY_ON = ("its reference backend alone, which is slow", "no fast backend here has layers of two head sizes")
+_ONLY_ON = ("hosts alone", "no kernel for a card here has layers of two head sizes")
 FAMILY = Family(
     "gemma4",
     ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),

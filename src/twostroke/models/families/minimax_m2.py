@@ -73,5 +73,5 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     experts.with_gguf_experts(GGUF_NAMES),
-    only_on=("its reference backend alone, which is slow", "no fast backend here norms queries over all heads"),
+    only_on=("hosts alone", "no kernel for a card here norms queries over all heads"),
 )

@@ -71,7 +71,7 @@ _HF_NAMES = replace(
         "post_feedforward_layernorm.weight": ("post_mlp_norm",),
     },
 )
-_ONLY_ON = ("its reference backend alone, which is slow", "no fast backend here norms queries over all heads")
+_ONLY_ON = ("hosts alone", "no kernel for a card here norms queries over all heads")
 OLMO2 = Family(
     "olmo2",
     ("Olmo2ForCausalLM",),

@@ -66,7 +66,7 @@ def emit_gated_activation(e: Emitter, activation: str) -> None:
         first, last = op.share_rows(op.rows_in(ActivationField.ROWS))
         with e.loop(first, last) as row:
             gate = e.at(op.address(ActivationField.INPUT), e.mul(row, stride), F32)
-            up = e.at(gate, op.integer(ActivationField.UP_OFFSET), F32)
+            up = e.at(op.address(ActivationField.UP), e.mul(row, op.integer(ActivationField.UP_STRIDE)), F32)
             writer = OperandWriter(op, row, width)
             with e.loop(0, e.div(width, 32)) as group:
                 places = [e.add(e.mul(group, 32), offset) for offset in (0, 16)]
