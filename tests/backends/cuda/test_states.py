@@ -14,13 +14,13 @@ import torch
 from tests.backends.cuda.engines import Sizes
 from tests.engine.test_family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
 from tests.models.tiny_checkpoints import make_tiny
+from twostroke.backends.features import LAYERS_DIFFER
 
 from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.state_shape import StateShape, mixer_of
 from twostroke.backends.cuda.supported import unsupported_layers
-from twostroke.backends.features import LAYERS_DIFFER
 from twostroke.backends.interface import Backend
 from twostroke.core.events import TokenEvent
 from twostroke.core.formats import Formats, FormatWish
