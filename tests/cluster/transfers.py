@@ -122,7 +122,7 @@ class Engine:
                 pipe.close()
 
 
-def wait_for(holds: Callable[[], bool], limit_s: float = 10.0) -> None:
+def wait_for(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
     until_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < until_s, "it did not come to hold"

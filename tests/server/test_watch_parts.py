@@ -144,7 +144,7 @@ def feed_and_publish(room: int, reads: bool, number: int = 3000) -> tuple[Sink, 
         hub = StillHub(history)
         viewer, sink = Viewer(hub), Sink(room)
         viewer.greet(b"hello;", 0)
-        feeding = asyncio.create_task(viewer.feed(sink, 0.2))  # type: ignore[arg-type]
+        feeding = asyncio.create_task(viewer.feed(sink, 60.0 if reads else 0.2))  # type: ignore[arg-type]
         for index in range(number):
             event = b"%d;" % index + b"." * 50
             history.add(event)
@@ -205,7 +205,7 @@ def test_two_hundred_streams_leave_no_task_behind() -> None:
 
             viewer, sink = Viewer(hub), Sink(1 << 20)
             viewer.greet(b"hello;", 0)
-            stream = ViewerStream(viewer, lambda: ended.append(1), 1.0)
+            stream = ViewerStream(viewer, lambda: ended.append(1), 60.0)
             serving = asyncio.create_task(stream({SINK_SCOPE: sink}, receive, send))  # type: ignore[arg-type]
             await asyncio.sleep(0)
             await asyncio.sleep(0)

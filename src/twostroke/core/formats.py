@@ -59,7 +59,7 @@ WEIGHT_FORMATS = {
     "iq4_nl": WeightFormat(4.5, "bf16", 6.5625),
     "iq4_xs": WeightFormat(4.25, "bf16", 6.5625),
 }
-KV_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "fp8": 8.0, "int8": 8.25}  # int8: with a scale a head and position
+KV_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "fp8": 8.25, "int8": 8.25}  # of 8: with a scale a head and position
 
 
 def find_weight_format(name: str) -> WeightFormat:

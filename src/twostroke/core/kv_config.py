@@ -40,8 +40,8 @@ class KVConfig:
         "auto",
         KV_KINDS,
         FORMATS,
-        "What K and V are kept in: f16, bf16 or int8 (half the memory, a little less exact); auto: the fastest of 16 "
-        "bits.",
+        "What K and V are kept in: f16, bf16, int8 (half the memory, a little less exact) or, on a GPU, fp8; auto: the "
+        "fastest of 16 bits.",
         flag="--kv-type",
         metavar="KIND",
     )

@@ -4,6 +4,7 @@ format, and a reader should know which of them is arithmetic alone."""
 from __future__ import annotations
 
 from twostroke.core.formats import GPU_FLOATS
+from twostroke.models.features import uncomputed
 from twostroke.planner.deployment import Deployment
 
 GPU_WEIGHTS = (*GPU_FLOATS, "f32")
@@ -11,6 +12,8 @@ GPU_WEIGHTS = (*GPU_FLOATS, "f32")
 
 GPU_FEW_BITS = ("fp8", "int4")
 """What layers' weights are brought to on a GPU where they are asked to be."""
+
+GPU_KV_OF_ONE_BYTE = ("fp8", "int8")
 
 
 def not_run(deployment: Deployment) -> tuple[str, ...]:
@@ -21,6 +24,8 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     reasons = [reason for reason in (model, device.not_run) if reason is not None]
     if device.vendor != "NVIDIA":
         return tuple(reasons)  # where it does not run at all, formats are no matter
+    if (lacking := uncomputed(deployment.dimensions.spec, "cuda")) is not None:
+        reasons.append(f"on a GPU this engine does not run this model: its cuda backend says that {lacking}")
     kept, kv = deployment.formats.weights, deployment.formats.kv
     is_16_bits, has_experts = kept in GPU_WEIGHTS, deployment.dimensions.spec.moe is not None
     if deployment.own_shape is not None and not has_experts:
@@ -29,8 +34,10 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
         reasons.append(f"on a GPU this engine holds experts in 16 bits: {_named(deployment)} is planned, not run")
     elif not is_16_bits and kept not in GPU_FEW_BITS:
         reasons.append(f"on a GPU this engine brings weights to fp8 or int4: {kept} is planned, not run")
-    if kv not in GPU_FLOATS:
-        reasons.append(f"on a GPU this engine keeps KV in 16 bits: {kv} is planned, not run")
+    if kv in GPU_KV_OF_ONE_BYTE:
+        reasons.append(f"on a GPU this engine keeps KV in {kv} where it is asked to, which has not been run on one yet")
+    elif kv not in GPU_FLOATS:
+        reasons.append(f"on a GPU this engine keeps KV in 16 or 8 bits: {kv} is planned, not run")
     if deployment.devices_per_copy > 1:
         reasons.append(f"this engine runs a model on one device: {deployment.devices_per_copy} are planned, not run")
     return tuple(reasons)

@@ -23,6 +23,7 @@ from twostroke.backends.cuda.kernels import (
     embedding,
     four_bits,
     gemv,
+    grouped_numbers,
     head_states,
     norms,
     packing,
@@ -32,12 +33,14 @@ from twostroke.backends.cuda.kernels import (
     target,
 )
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
-from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS
+from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, GROUPED_CODES
 from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.sampling_filters import Summaries
+from twostroke.backends.cuda.one_byte_kv import OneByteKV
 
+OF_EVERY_SORT = ("int4_32ka", "int6_16k", "int4_128hz", "fp8_128", "e2m1_32b", "iq4_nl_32k")
 SHARED_KIB = {80: 163, 90: 227}
 architecture = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -48,6 +51,7 @@ POINTERS = {
     torch.int64: "*i64",
     torch.int16: "*i16",
     torch.uint8: "*u8",
+    torch.int8: "*i8",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 
@@ -125,6 +129,9 @@ def calls() -> Iterator[tuple[str, str]]:
             torch.empty(4, 48 * head_dim, dtype=half), torch.empty(64, rope_dim), ints, ints,
             PagedKV(cache, cache, ints[:, None]), norm, norm,
         )  # fmt: skip
+    for kv in one_byte_caches(64, 128):
+        heads = torch.empty(4, 48 * 128, dtype=half)
+        rope.rope_and_store(heads, torch.empty(64, 128), ints, ints, kv, weight, weight)
     yield from (("rope", ptx) for ptx in recorder.ptx)
 
     yield from attention_calls()
@@ -137,6 +144,16 @@ def calls() -> Iterator[tuple[str, str]]:
     yield from gemv_calls()
     yield from packing_calls()
     yield from low_bit_calls()
+
+
+def one_byte_caches(page: int, head_dim: int) -> Iterator[PagedKV]:
+    """Of both kinds, with scales of tokens and of heads; float8 where the chip has it."""
+    table, of_heads = torch.zeros(4, 1, dtype=torch.int32), torch.empty(8)
+    for name in ("int8", "fp8") if architecture.arch >= 89 else ("int8",):
+        for one_byte in (OneByteKV(name), OneByteKV(name, {0: (of_heads, of_heads)})):
+            width = head_dim + (0 if one_byte.of_heads else 4)
+            parts = torch.empty(2, 3, 8, page * width, dtype=torch.uint8)
+            yield one_byte.paged(0, parts[0], parts[1], page, table)
 
 
 def attention_calls() -> Iterator[tuple[str, str]]:
@@ -173,6 +190,22 @@ def attention_calls() -> Iterator[tuple[str, str]]:
         for tile_rows in (64, 128) if head_dim <= 128 else (64,):
             work = PrefillWork(torch.zeros(1, 8, dtype=torch.int32), tile_rows, part_items=1, longest_context=2000)
             attention.prefill(heads, kv, work, out, scoring)
+    for head_dim, page, scoring in (
+        (128, 64, Scoring(0.1)),
+        (64, 16, Scoring(0.1, window=100)),
+        (256, 64, Scoring(0.1, window=1024, softcap=50.0)),
+    ):
+        heads = torch.empty(4, 48, head_dim, dtype=half)[:, :32]
+        out = torch.empty(4, 32 * head_dim, dtype=half)
+        for kv in one_byte_caches(page, head_dim):
+            attention = Attention(kv.shape_for(heads, 8), "cpu", max_decode_tokens=4, max_queries=32)
+            attention.cut_decodes(ints, [scoring.window])
+            for tokens in (4, 1):
+                attention.decode(heads[:tokens], kv, ints[:tokens], ints[:tokens], out[:tokens], scoring)
+                decode_names.append("decode of bytes")
+            for tile_rows in (64, 128) if head_dim <= 128 else (64,):
+                work = PrefillWork(torch.zeros(1, 8, dtype=torch.int32), tile_rows, part_items=1, longest_context=2000)
+                attention.prefill(heads, kv, work, out, scoring)
     yield from zip(decode_names, decode.ptx, strict=True)
     for name, recorder in {"cut": cut, "plain prefill": prefill, "join": join}.items():
         yield from ((name, ptx) for ptx in recorder.ptx)
@@ -231,6 +264,11 @@ def low_bit_calls() -> Iterator[tuple[str, str]]:
     for code in FOUR_BITS:
         weight = four_bits.FourBitMatrix.empty((80, 256), code, "cpu", is_gated=code.has_offsets)
         four_bits.dequantise_into(weight, torch.empty(80, 256, dtype=torch.bfloat16))
+    yield from (("dequantise", ptx) for ptx in recorder.ptx)
+    recorder = record(grouped_numbers, "_dequantise_grouped")
+    for grouped in (code for code in GROUPED_CODES if code.name in OF_EVERY_SORT):
+        held = grouped_numbers.GroupedMatrix.empty((80, 256), grouped, "cpu")
+        grouped_numbers.dequantise_grouped_into(held, torch.empty(80, 256, dtype=torch.bfloat16))
     yield from (("dequantise", ptx) for ptx in recorder.ptx)
     if architecture.arch < 89:
         return

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda.kernels.paged import PagedKV
+from twostroke.backends.cuda.one_byte_kv import OneByteKV
 
+LARGEST = {"fp8": 448.0, "int8": 127.0}
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -20,13 +22,20 @@ class PagedCache:
     v: torch.Tensor
     table: torch.Tensor  # int32 [num_rows + 1, table_len]; the last row is padding, all scratch
     contexts: list[int]
+    one_byte: OneByteKV | None = None
+    """How the cache is kept, where it is not as it is; `k` and `v` then are what its numbers stand for."""
 
     @property
     def kv(self):
-        return PagedKV(self.k, self.v, self.table)
+        if self.one_byte is None:
+            return PagedKV(self.k, self.v, self.table)
+        page = self.k.shape[2]
+        return self.one_byte.paged(
+            0, as_bytes(self.k, self.one_byte, 0), as_bytes(self.v, self.one_byte, 1), page, self.table
+        )
 
     @classmethod
-    def random(cls, rng, contexts, shape, device, spare_pages=1):
+    def random(cls, rng, contexts, shape, device, spare_pages=1, one_byte=None):
         """`contexts[r]` keys for row r. Positions behind a context, pages of nobody and the scratch page are NaN."""
         pages = [-(-context // shape.page) for context in contexts]
         num_blocks = sum(pages) + spare_pages
@@ -46,7 +55,10 @@ class PagedCache:
         def put(array):
             return torch.from_numpy(array).to(dtype=shape.dtype, device=device)
 
-        return cls(put(k), put(v), torch.from_numpy(table).to(device), list(contexts))
+        k, v = put(k), put(v)
+        if one_byte is not None:
+            k, v = (rounded(part, one_byte, number).to(shape.dtype) for number, part in enumerate((k, v)))
+        return cls(k, v, torch.from_numpy(table).to(device), list(contexts), one_byte)
 
     def keys_and_values(self, row, end):
         """The first `end` keys and values of a row, each float64 [end, kv_heads, head_dim]."""
@@ -58,6 +70,31 @@ class PagedCache:
             return pages.transpose(0, 2, 1, 3).reshape(-1, pages.shape[1], pages.shape[3])[:end]
 
         return gather(self.k), gather(self.v)
+
+
+def scale_of(part, one_byte, number):
+    """What each head of each token is divided by, in plain words: its own largest number fits exactly."""
+    if one_byte.of_heads:
+        return one_byte.of_heads[0][number][None, :, None, None].float()
+    return (part.float().abs().amax(3, keepdim=True) / LARGEST[one_byte.name]).clamp(min=2.0**-100)
+
+
+def rounded(part, one_byte, number):
+    """[blocks, kv_heads, page, head_dim] float32: what is left of numbers that are kept in a byte each."""
+    scale, most = scale_of(part, one_byte, number), LARGEST[one_byte.name]
+    codes = (part.float() / scale).clamp(-most, most)
+    return (codes.to(torch.float8_e4m3fn).float() if one_byte.name == "fp8" else codes.round()) * scale
+
+
+def as_bytes(part, one_byte, number):
+    """uint8 [blocks, kv_heads, bytes], laid out by hand: NaN is a NaN of float8, and the scale of its token."""
+    scale, shape = scale_of(part, one_byte, number), part.shape
+    codes = part.float() / scale
+    kept = codes.to(torch.float8_e4m3fn) if one_byte.name == "fp8" else codes.nan_to_num().round().to(torch.int8)
+    held = [kept.view(torch.uint8).reshape(*shape[:2], -1)]
+    if not one_byte.of_heads:
+        held.append(scale[..., 0].contiguous().view(torch.uint8))
+    return torch.cat(held, 2).contiguous()
 
 
 def attend(query, cache, row, position, scoring):

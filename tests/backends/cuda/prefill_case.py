@@ -26,11 +26,25 @@ class PrefillCase:
     first_tokens: list[int]
 
     @classmethod
-    def random(cls, rng, counts, starts, shape, device, *, tile_rows=16, window=None, num_sms=1, padding=0, before=2):
+    def random(
+        cls,
+        rng,
+        counts,
+        starts,
+        shape,
+        device,
+        *,
+        tile_rows=16,
+        window=None,
+        num_sms=1,
+        padding=0,
+        before=2,
+        one_byte=None,
+    ):
         contexts = [start + count for start, count in zip(starts, counts, strict=True)]
         rows = rng.permutation(len(counts)).tolist()
         by_row = [contexts[rows.index(row)] for row in range(len(rows))]
-        cache = PagedCache.random(rng, by_row, shape, device)
+        cache = PagedCache.random(rng, by_row, shape, device, one_byte=one_byte)
         if window is not None:  # pages that no query can still read were given back
             for row, start in zip(rows, starts, strict=True):
                 cache.table[row, : max(0, start - window + 1) // shape.page] = cache.k.shape[0] - 1

@@ -26,13 +26,13 @@ WIDE = WalkConfig(block=32, warps=4, stages=3, ahead=1)
 
 def check(
     device, contexts, *, heads=4, kv_heads=2, head_dim=64, page=16, config=SMALL, dtype=torch.float32,
-    window=None, softcap=None, padding=0, num_sms=4, plan=None, seed=0, calls=1, has_sinks=False,
+    window=None, softcap=None, padding=0, num_sms=4, plan=None, seed=0, calls=1, has_sinks=False, one_byte=None,
 ):  # fmt: skip
     rng = np.random.default_rng(seed)
     sinks = random_sinks(rng, heads, device) if has_sinks else None
     shape = AttentionShape(heads, kv_heads, head_dim, page, dtype)
     scoring = Scoring(head_dim**-0.5, window, softcap, sinks=sinks)
-    cache = PagedCache.random(rng, contexts, shape, device)
+    cache = PagedCache.random(rng, contexts, shape, device, one_byte=one_byte)
     num_tokens = len(contexts) + padding
     # Rows in any order; padding reads the scratch page, which its own result alone may show.
     order = rng.permutation(len(contexts)).tolist()

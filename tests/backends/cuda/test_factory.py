@@ -144,15 +144,14 @@ def test_it_computes_in_what_the_weights_are_stored_in(folder: Path, kind: Weigh
         )
 
 
-def test_kv_takes_two_bytes_a_number_and_other_kinds_are_declined(checkpoint: Checkpoint) -> None:
+def test_kv_takes_two_bytes_a_number_and_f32_is_declined(checkpoint: Checkpoint) -> None:
     spec = checkpoint.spec
     for kind in ("f16", "bf16"):
         found = FACTORY.kv_bytes_per_token(checkpoint, (0, 2), Formats.of(kind, kind))
         assert found == 2 * 2 * spec.layers[0].grouped.kv_values
-    for kind in ("int8", "f32", "fp8"):
-        assert FACTORY.formats(checkpoint, FormatWish(kv=kind)) == (
-            f"it keeps KV in what it computes in, bf16 or f16, not in {kind}"
-        )
+    assert FACTORY.formats(checkpoint, FormatWish(kv="f32")) == (
+        "it keeps KV in what it computes in, bf16 or f16, or in fp8 or int8, not in f32"
+    )
 
 
 @pytest.mark.parametrize(("arithmetic", "kv"), [("f16", "bf16"), ("bf16", "f16"), (None, "f16")])

@@ -22,6 +22,7 @@ def test_every_kernel_compiles(tmp_path, capability):
     builds = json.loads(done.stdout)
     alone = {"row factors", "codes", "plain prefill", "join", "dequantise"}  # at a start, or of prompts: in no chain
     chain = {"gather", "norm", "gated", "rope", "decode", "decode in float32", "mask", "drafts", "head", "fma", "dot"}
+    chain |= {"decode of bytes"}
     chain |= {"quantise rows"} if pdl else set()  # float8 is for chips from 8.9 on
     assert {build["kernel"] for build in builds} == chain | alone | {"cut"}
     assert all(build["wide_loads"] for build in builds if build["kernel"] == "row factors")
@@ -34,7 +35,7 @@ def test_every_kernel_compiles(tmp_path, capability):
         # The chain of dependent launches holds only if every kernel of it waits.
         exits = int(build["kernel"].startswith("decode"))  # programs without an item wait, too, before they end
         assert (build["waits"], build["triggers"]) == ((1 + exits, 1) if pdl else (0, 0)), build
-        if build["kernel"] in ("dot", "decode"):
+        if build["kernel"] in ("dot", "decode", "decode of bytes"):
             assert build["tensor_core_products"] and build["asynchronous_copies"], build
         elif build["kernel"] == "decode in float32":  # as exact as float32 is: no tensor core
             assert build["asynchronous_copies"] and not build["tensor_core_products"], build

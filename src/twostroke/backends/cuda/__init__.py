@@ -10,7 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4
+from twostroke.backends.cuda import kv_codes
+from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape, mixer_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
@@ -26,8 +27,9 @@ from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads import Head
 from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads.mtp import MtpHead
 from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
 if TYPE_CHECKING:
@@ -55,7 +57,6 @@ FIRST_COEFFICIENTS = Coefficients(
     sampled=1.05,
 )
 """What steps took on an H200 for each second that its measured rates allow; other cards teach the engine as it runs."""
-_ELEMENT_BYTES = 2
 
 
 class CudaFactory:
@@ -78,6 +79,12 @@ class CudaFactory:
         return None
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
+        if wish.kv in kv_codes.ONE_BYTE:
+            declined = kv_codes.declines(checkpoint, wish, lacks_float8=_lacks_float8())
+            found = declined or self.formats(checkpoint, replace(wish, kv="bf16", arithmetic="bf16"))
+            if isinstance(found, str):
+                return found
+            return replace(found, kv=wish.kv, reasons=(*found.reasons, kv_codes.reason_of(checkpoint, wish.kv)))
         if wish.weights not in (None, STORED, *GPU_FLOATS):
             return self._quantised(checkpoint, wish)
         as_stored = self._as_stored(checkpoint, wish)
@@ -90,7 +97,7 @@ class CudaFactory:
         if arithmetic not in GPU_FLOATS:
             return f"it computes in bf16 or f16, not in {arithmetic}"
         if wish.kv not in (None, *GPU_FLOATS):
-            return f"it keeps KV in what it computes in, bf16 or f16, not in {wish.kv}"
+            return f"it keeps KV in what it computes in, bf16 or f16, or in fp8 or int8, not in {wish.kv}"
         if wish.kv not in (None, arithmetic):
             return f"it keeps KV in what it computes in, {arithmetic}: {wish.kv} needs --dtype {wish.kv}"
         why = "asked for" if wish.arithmetic else "as the weights are stored, bf16 where that is no 16-bit float"
@@ -112,7 +119,7 @@ class CudaFactory:
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
         held = held_of(checkpoint, formats)
-        if not held.codes or (checkpoint.spec.moe is not None and MXFP4 not in held.codes.values()):
+        if not held.codes:
             return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
         is_float8 = set(held.codes.values()) == {FP8} and not held.declined and not _lacks_float8()
         why = "prompts are multiplied in float8, few rows in bf16" if is_float8 else "multiplied in bf16"
@@ -146,13 +153,18 @@ class CudaFactory:
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         attentions = [checkpoint.spec.layers[layer].attention for layer in layers]
-        attending = (one for one in attentions if isinstance(one, GroupedAttention | LatentAttention))
+        attending = [one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)]
         states = (StateShape.of(one).values for one in attentions if isinstance(one, Recurrent))
-        return sum(one.kv_values for one in attending) * _ELEMENT_BYTES + sum(states) * STATE_BYTES
+        kept = sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
+        return kept + sum(states) * STATE_BYTES
 
-    def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
-        if not isinstance(head, Eagle3Head):
-            return "it drafts by EAGLE-3 heads, and by no others yet"
+    def head_needs(self, head: Head, formats: Formats) -> HeadNeeds | str:
+        if isinstance(head, MedusaHeads):
+            from twostroke.backends.cuda.medusa import medusa_needs
+
+            return medusa_needs(head, formats, self.suits)
+        if isinstance(head, MtpHead):
+            return "it drafts by no MTP blocks yet"
         spec = ModelSpec("eagle3", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
         if (reason := unsupported_layers(spec)) is not None:
             return reason
@@ -162,6 +174,11 @@ class CudaFactory:
         from twostroke.backends.cuda.products import card_of
 
         return head_needs(head, formats, self.suits, card_of(torch.device("cuda"), torch.bfloat16))
+
+    def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
+        from twostroke.backends.cuda.draft_model import companion_bytes
+
+        return companion_bytes(checkpoint, formats, self.suits)
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         return read_bytes(checkpoint, name, formats)
@@ -227,7 +244,7 @@ class CudaFactory:
 
         from twostroke.backends.cuda.backend import DTYPES, CudaBackend
         from twostroke.backends.cuda.drafting import MAX_DRAFTS
-        from twostroke.backends.cuda.head_loading import head_of
+        from twostroke.backends.cuda.head_loading import drafter_of
         from twostroke.backends.cuda.products import card_of
         from twostroke.backends.cuda.tuned_table import Choices
 
@@ -236,10 +253,21 @@ class CudaFactory:
         own = settings.formats or self.formats(checkpoint)
         assert isinstance(own, Formats)
         device, drafter = torch.device("cuda"), None
-        for one in settings.companions:  # one head at most: methods are named once
-            choices = Choices.on(card_of(device, DTYPES[own.arithmetic]))
-            context, has_copies = settings.max_context, own.copies is not None
-            drafter = head_of(one, layout, max_context=context, choices=choices, has_copies=has_copies)
+        if len(settings.companions) > 1:
+            names = " and ".join(one.method for one in settings.companions)
+            raise BackendError(f"the cuda backend has room for one drafter on the device, not for {names} together")
+        for one in settings.companions:
+            dtype, kv_dtype = DTYPES[one.formats.arithmetic], DTYPES[one.formats.kv]
+            drafter = drafter_of(
+                one,
+                checkpoint.spec,
+                layout,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                max_context=settings.max_context,
+                choices=Choices.on(card_of(device, dtype)),
+                has_copies=own.copies is not None,
+            )
         try:
             return CudaBackend(
                 checkpoint,

@@ -20,12 +20,13 @@ from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.guessing import Guesser
 from twostroke.backends.cuda.kept_blocks import BATCH_BLOCKS, CudaKeptBlocks
-from twostroke.backends.cuda.kernels.paged import AttentionShape
+from twostroke.backends.cuda.kernels.paged import NO_SCALES, AttentionShape
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.model_matrices import attention_of, held_of, products_of
+from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_of
@@ -37,6 +38,7 @@ from twostroke.backends.cuda.states import DeviceStates
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.verify import Guess, VerifyPath, most_queries
 from twostroke.backends.cuda.weights import Progress, Weights
+from twostroke.backends.host.block_conversion import BlockConversion
 from twostroke.backends.interface import refuse_drafts
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import STORED, Formats
@@ -50,10 +52,13 @@ from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
 
 STAGED_PER_TOKEN = 8
-"""Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "fp8": torch.bfloat16}
-"""Of `Formats.arithmetic`: what stands between products. In float32 kernels are held against plain code; the factory
-offers none of it."""
+"""Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles. Of a
+model that reads along there are tiles, too."""
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32} | dict.fromkeys(
+    ("fp8", "int8"), torch.bfloat16
+)
+"""Of `Formats.arithmetic` and `Formats.kv`: what stands between products. In float32 kernels are held against plain
+code; the factory offers none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +106,15 @@ class CudaBackend:
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
         buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries)
         heads, page = attention_of(spec), layout.block_size
+        one_byte = OneByteKV.of(checkpoint, formats, device)
         attention: Attention | LatentKernels
         if isinstance(heads, LatentAttention):
             attention = LatentKernels(heads, page, dtype, device, max(max_rows, max_queries))
         else:
             sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, page, dtype, 1 + max_drafts)
-            attention = Attention(AttentionShape(*sizes), device, max_rows, max_queries)
-        kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv])
+            scaled = NO_SCALES if one_byte is None else one_byte.scaled
+            attention = Attention(AttentionShape(*sizes, scaled), device, max_rows, max_queries)
+        kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv], one_byte)
         self._kv, self._layout, self._arithmetic = kv, layout, f"{formats.weights}, {formats.arithmetic}"
         self._kept: CudaKeptBlocks | None = None
         self._device = device
@@ -117,7 +124,7 @@ class CudaBackend:
             buffers=buffers,
             attention=attention,
             graphs=GraphCache(device),
-            staging=Staging(STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
+            staging=Staging((1 + bool(drafter)) * STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
             tokens=torch.zeros(max_sampled, dtype=torch.int32, device=device),
             states=None if kv.states is None else DeviceStates(kv, rows),
         )
@@ -127,10 +134,13 @@ class CudaBackend:
             self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
         self._decodes = DecodePath(self._parts, max_rows)
         self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
-        self._prefills = PrefillPath(self._parts, max_rows, max_context)
+        beside = None if self._drafter is None else self._drafter.attention
+        self._prefills = PrefillPath(self._parts, max_rows, max_context, beside)
         self._guesser = Guesser()
+        self._guesser.matcher_of = rows.grammars.known_matcher
         if self._drafter is not None:
-            self.unseen = UnseenDrafts(self._drafter.name, self._drafter.source, self._drafter.seconds)
+            own = self._drafter
+            self.unseen = UnseenDrafts(own.name, own.source, own.seconds, own.most, own.max_context)
             self._guesser.unseen = self.unseen
         self._results = Results(max(max_rows, max_queries), device)
         times = self._get_ready(partial(loader.fill, progress), weights)
@@ -187,6 +197,7 @@ class CudaBackend:
 
     def use_speculator(self, speculator: Speculator) -> None:
         self._guesser.speculator = speculator
+        speculator.watch(self._parts.rows.grammars.known_matcher)
 
     def forget_texts(self) -> None:
         if self._guesser.speculator is not None:
@@ -222,7 +233,8 @@ class CudaBackend:
             rows = self._decodes.launch(step)
         if parts.states is not None and not (guesses and self._verifies is not None):
             parts.states.save(step)
-        logprobs = logprob_readers(step, rows, parts, width)
+        num_queries = [1 + guess.num_drafts for guess in guesses] if width > 1 else None
+        logprobs = logprob_readers(step, rows, parts, width, num_queries)
         grammars, sampled = parts.rows.grammars, sampling_ids(step)
         tokens, stuck = parts.tokens[: len(rows) * width], grammars.stuck(sampled)
         drafted = self._guesser.launched(step, guesses)
@@ -250,6 +262,9 @@ class CudaBackend:
     @property
     def block_format(self) -> KVFormat:
         return KVFormat(self.name, self._arithmetic, self._layout.block_size, self._kv.block_formats())
+
+    def block_converter(self) -> BlockConversion:
+        return BlockConversion(self.block_format)
 
     def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
         target = self._blocks_in(group, block_ids, into)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from twostroke.backends.cuda.kernels.paged import PagedKV
+from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.state_shape import StateShape
 from twostroke.core.kv_blocks import BlockFormat
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -15,8 +17,17 @@ from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, 
 
 
 class KVStore:
-    def __init__(self, spec: ModelSpec, layout: KVLayout, device: torch.device, dtype: torch.dtype) -> None:
-        self.block_size, self.dtype, self._groups = layout.block_size, dtype, layout.groups
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: KVLayout,
+        device: torch.device,
+        dtype: torch.dtype,
+        one_byte: OneByteKV | None = None,
+    ) -> None:
+        """`one_byte`: how numbers of keys and values are kept in a byte each; None: they are of `dtype`."""
+        self.block_size, self._groups, self._one_byte = layout.block_size, layout.groups, one_byte
+        self.dtype = dtype = dtype if one_byte is None else torch.uint8
         layers: dict[int, tuple[int, tuple[torch.Tensor, ...]]] = {}
         self.states: tuple[int, torch.Tensor] | None = None
         """The group of states, if there is one, and these, float32 [layers, slots, values]"""
@@ -27,14 +38,14 @@ class KVStore:
                 layers |= {layer: (index, (own_states[place],)) for place, layer in enumerate(group.layers)}
                 continue
             for layer in group.layers:
-                number, own = _kept(spec.layers[layer].attention, layout.block_size)
+                number, own = _kept(spec.layers[layer].attention, layout.block_size, one_byte)
                 shape = (group.num_blocks + 1, *own)
                 # Zeroes, not whatever memory held: a masked weight of 0 times a stray NaN would be NaN.
                 layers[layer] = index, tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(number))
         self.group_of = tuple(layers[layer][0] for layer in range(spec.num_layers))
         self.parts = tuple(layers[layer][1] for layer in range(spec.num_layers))
-        """Of each layer, its keys and values, [blocks, kv_heads, block_size, head_dim] each; or its latents, [blocks,
-        block_size, rank + rotated]; or its states, [slots, values]."""
+        """Of each layer, its keys and values, [blocks, kv_heads, block_size, head_dim] each, or as bytes [blocks,
+        kv_heads, bytes]; or its latents, [blocks, block_size, rank + rotated]; or its states, [slots, values]."""
         self._places = {layer: place for group in layout.groups for place, layer in enumerate(group.layers)}
 
     @property
@@ -45,6 +56,13 @@ class KVStore:
     def values(self) -> tuple[torch.Tensor, ...]:
         return tuple(parts[1] for parts in self.parts)
 
+    def paged(self, layer: int, table: torch.Tensor) -> PagedKV:
+        """A layer's keys and values for kernels, with the pages of its group."""
+        keys, values = self.parts[layer]
+        if self._one_byte is None:
+            return PagedKV(keys, values, table)
+        return self._one_byte.paged(layer, keys, values, self.block_size, table)
+
     # Blocks as bytes
 
     def block_formats(self) -> tuple[BlockFormat, ...]:
@@ -53,12 +71,17 @@ class KVStore:
             BlockFormat(
                 own.layers,
                 own.window,
-                str(self.dtype_of(group)).removeprefix("torch.") + (" of a state, with a ring" if own.is_state else ""),
+                self._element(own),
                 self.dtype_of(group).itemsize,
                 tuple(zip(self._axes(group), self.block_shape(group), strict=True)),
             )
             for group, own in enumerate(self._groups)
         )
+
+    def _element(self, group: KVGroup) -> str:
+        if group.is_state:
+            return "float32 of a state, with a ring"
+        return str(self.dtype).removeprefix("torch.") if self._one_byte is None else self._one_byte.element
 
     def dtype_of(self, group: int) -> torch.dtype:
         return torch.float32 if self._groups[group].is_state else self.dtype
@@ -71,15 +94,17 @@ class KVStore:
         return self._places[layer]
 
     def _axes(self, group: int) -> tuple[str, ...]:
-        if len(self.block_shape(group)) == 5:
-            return ("layer", "keys, values", "kv head", "position", "number")
         if self._groups[group].is_state:
             return ("layer", "state", "number")
+        if self._one_byte is not None:
+            return ("layer", "keys, values", "kv head", "byte")
+        if len(self.block_shape(group)) == 5:
+            return ("layer", "keys, values", "kv head", "position", "number")
         return ("layer", "latent", "position", "number")
 
     def block_shape(self, group: int) -> tuple[int, ...]:
-        """[layers, keys or values, kv_heads, block_size, head_dim], or [layers, 1, block_size, rank + rotated], or
-        [layers, 1, values]"""
+        """[layers, keys or values, kv_heads, block_size, head_dim], [layers, keys or values, kv_heads, bytes],
+        [layers, 1, block_size, rank + rotated], or [layers, 1, values]"""
         layers = self._groups[group].layers
         parts = self.parts[layers[0]]
         return (len(layers), len(parts), *parts[0].shape[1:])
@@ -107,9 +132,11 @@ def _states_of(spec: ModelSpec, group: KVGroup, device: torch.device) -> torch.T
     return torch.zeros(shape, dtype=torch.float32, device=device)
 
 
-def _kept(attention: Attention | None, block_size: int) -> tuple[int, tuple[int, ...]]:
+def _kept(attention: Attention | None, block_size: int, one_byte: OneByteKV | None) -> tuple[int, tuple[int, ...]]:
     """How many tensors of a layer there are, and the shape of a block in each."""
     if isinstance(attention, LatentAttention):
         return 1, (block_size, attention.kv_values)
     assert isinstance(attention, GroupedAttention)
+    if one_byte is not None:
+        return 2, (attention.num_kv_heads, one_byte.head_bytes(attention, block_size))
     return 2, (attention.num_kv_heads, block_size, attention.head_dim)

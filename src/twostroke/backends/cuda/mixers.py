@@ -10,7 +10,7 @@ import torch
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels.activation import gate_by_sigmoid
 from twostroke.backends.cuda.kernels.latent_store import LatentKV, Turning
-from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
+from twostroke.backends.cuda.kernels.paged import Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
@@ -22,7 +22,7 @@ from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, 
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.buffers import Buffers
-    from twostroke.backends.cuda.rows import DeviceRows
+    from twostroke.backends.cuda.rows import ModelRows
     from twostroke.backends.cuda.weights import LayerWeights, Weights
 
 
@@ -30,15 +30,12 @@ class GroupedPath:
     """Query heads that share keys and values."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: DeviceRows, max_context: int
+        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: ModelRows, max_context: int
     ) -> None:
         self._attention, self._eps, device = attention, spec.norm_eps, weights.embedding.device
         attentions = enumerate(layer.attention for layer in spec.layers)
         self._heads = heads = {index: own for index, own in attentions if isinstance(own, GroupedAttention)}
-        self._paged = {}
-        for index in heads:
-            keys, values = kv.parts[index]
-            self._paged[index] = PagedKV(keys, values, rows.tables[kv.group_of[index]])
+        self._paged = {index: kv.paged(index, rows.tables[kv.group_of[index]]) for index in heads}
         self._scorings = {
             index: Scoring(own.scale, own.window, own.softcap, sinks=weights.layers[index].sinks)
             for index, own in heads.items()
@@ -94,7 +91,7 @@ def mixers_of(
     kv: KVStore,
     attention: Attention | LatentKernels,
     buffers: Buffers,
-    rows: DeviceRows,
+    rows: ModelRows,
     max_context: int,
     products: Products,
 ) -> GroupedPath | LatentPath:

@@ -24,7 +24,7 @@ from twostroke.backends.cuda.mixers import mixers_of
 from twostroke.backends.cuda.moe import MoeBlock, MoeWeights, SharedWeights
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.recurrent import RecurrentPath
-from twostroke.backends.cuda.rows import DeviceRows
+from twostroke.backends.cuda.rows import ModelRows
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.spec import ModelSpec, Recurrent
@@ -51,8 +51,17 @@ class Decodes:
     width: int = 1  # tokens of a sequence, side by side: its last, and drafts behind it
 
 
-Follow = Callable[[TokenArrays, torch.Tensor], None]
-"""Told of a pass: its tokens, with resolved positions, and what was tapped of them  # [num_tokens, taps * hidden]"""
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """What a pass computes: all tokens, with their positions found."""
+
+    tokens: TokenArrays
+    decodes: Decodes
+    prefill: PrefillWork | None
+
+
+Follow = Callable[[Pass, torch.Tensor], None]
+"""Told of a pass, and of what was tapped of its tokens  # [num_tokens, taps * hidden]"""
 
 
 class Decoder:
@@ -63,7 +72,7 @@ class Decoder:
         kv: KVStore,
         attention: Attention | LatentKernels,
         buffers: Buffers,
-        rows: DeviceRows,
+        rows: ModelRows,
         max_context: int,
         choices: Choices,
     ) -> None:
@@ -105,7 +114,7 @@ class Decoder:
             raise ValueError(f"Layers {tuple(layers)} cannot be tapped: the last is {last}.")
         self._follow = follow
         self._side_by_side = self._buffers.residual.new_zeros(len(self._buffers.residual), len(layers) * hidden)
-        self._taps = dict(zip(layers, self._side_by_side.split(hidden, dim=1), strict=True))
+        self._taps = dict(zip(layers, self._side_by_side.split(hidden, dim=1) if layers else (), strict=True))
 
     def prepare(self) -> None:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
@@ -172,7 +181,7 @@ class Decoder:
         self._tap(-1, stream)
         residual = self._through_layers(tokens, stream, decodes, prefill, layers, wanted)
         if self._follow is not None:
-            self._follow(tokens, self._side_by_side[: len(tokens)])
+            self._follow(Pass(tokens, decodes, prefill), self._side_by_side[: len(tokens)])
         return residual
 
     def _through_layers(

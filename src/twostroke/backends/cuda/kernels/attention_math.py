@@ -1,11 +1,14 @@
-"""What attention's kernels in Triton have in common: a soft cap, keys and values as they are loaded, the joining of
-parts of a softmax, and what sinks leave of it."""
+"""What attention's kernels in Triton have in common: a soft cap, keys and values as they are loaded, their scales, the
+joining of parts of a softmax, and what sinks leave of it."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from twostroke.backends.cuda.kernels import paged
+
+TOKEN_SCALES = tl.constexpr(paged.TOKEN_SCALES)
 LOG2_OF_E = tl.constexpr(1.4426950408889634)
 
 
@@ -21,7 +24,8 @@ def capped(scores, cap_factor):
 
 @triton.jit
 def load_keys_and_values(k_head, v_head, offsets, SHAPE: tl.constexpr):
-    """[block, width] each; a head that is padded ends in zeros."""
+    """[block, width] each, as they are stored: numbers of one byte are whole in 16 bits, and their scales are left to
+    scores and weights, in float32. A head that is padded ends in zeros."""
     if SHAPE.head_dim == SHAPE.width:
         keys = tl.load(k_head + offsets)
         values = tl.load(v_head + offsets)
@@ -30,6 +34,15 @@ def load_keys_and_values(k_head, v_head, offsets, SHAPE: tl.constexpr):
         keys = tl.load(k_head + offsets, mask=held, other=0.0)
         values = tl.load(v_head + offsets, mask=held, other=0.0)
     return keys, values
+
+
+@triton.jit
+def load_scales(scales, kv_head, page, slot, SHAPE: tl.constexpr):
+    """What keys or values of a head are multiplied by: of tokens in these slots of pages, or of the head alone."""
+    if SHAPE.scaled == TOKEN_SCALES:
+        return tl.load(scales + page * SHAPE.page_scales + kv_head * SHAPE.head_scales + slot)
+    else:
+        return tl.load(scales + kv_head) + tl.zeros(slot.shape, tl.float32)
 
 
 @triton.jit

@@ -9,7 +9,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from twostroke.backends.cuda.kernels.attention_math import beside_sinks, capped, join_parts, load_keys_and_values
+from twostroke.backends.cuda.kernels.attention_math import (
+    beside_sinks,
+    capped,
+    join_parts,
+    load_keys_and_values,
+    load_scales,
+)
 from twostroke.backends.cuda.kernels.decode_cuts import (
     ITEM_FIELDS,
     MOST_PROGRAMS_PER_SM,
@@ -62,11 +68,11 @@ class DecodeScratch:
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def _decode_kernel(
-    queries, k_cache, v_cache, table, rows, positions, items, out, partials, log_sums, arrivals, sinks, factor,
-    cap_factor, window, query_stride, table_stride, FIRST: tl.constexpr, SHAPE: tl.constexpr, CONFIG: tl.constexpr,
-    PDL: tl.constexpr,
+    queries, k_cache, v_cache, k_scales, v_scales, table, rows, positions, items, out, partials, log_sums, arrivals,
+    sinks, factor, cap_factor, window, query_stride, table_stride, FIRST: tl.constexpr, SHAPE: tl.constexpr,
+    CONFIG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`items` None: one token, cut here. `window` and `cap_factor` None: there is none."""
+    """`items` None: one token, cut here. `window`, `cap_factor` and scales None: there are none."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     # Where the keys lie was known before the kernel ahead began; only its own token's query and key are waited for.
@@ -103,8 +109,8 @@ def _decode_kernel(
     first_query = token.to(tl.int64) * SHAPE.queries * query_stride + kv_head * SHAPE.elements
     query = tl.load(queries + first_query + own_query, mask=held, other=0.0)
     mean, log_sum = _attend_keys(
-        query, k_cache, v_cache, table_row, kv_head, begin, end, stands, oldest, factor, cap_factor, window, SHAPE,
-        CONFIG,
+        query, k_cache, v_cache, k_scales, v_scales, table_row, kv_head, begin, end, stands, oldest, factor,
+        cap_factor, window, SHAPE, CONFIG,
     )  # fmt: skip
     out_token = out + (token.to(tl.int64) * SHAPE.queries * SHAPE.kv_heads + kv_head) * SHAPE.elements
     if splits == 1:
@@ -177,15 +183,15 @@ def _ask_ahead(
         if window is not None:
             at = tl.maximum(at, oldest)
         page = tl.load(table_row + at // SHAPE.page).to(tl.int64)
-        offsets = page * SHAPE.page_elements + (kv_head * SHAPE.page + at % SHAPE.page) * SHAPE.head_dim
+        offsets = page * SHAPE.page_elements + kv_head * SHAPE.head_elements + at % SHAPE.page * SHAPE.head_dim
         prefetch_to_l2(k_cache + offsets[:, None], SHAPE.head_dim)
         prefetch_to_l2(v_cache + offsets[:, None], SHAPE.head_dim)
 
 
 @triton.jit
 def _attend_keys(
-    query, k_cache, v_cache, table_row, kv_head, begin, end, stands, oldest, factor, cap_factor, window,
-    SHAPE: tl.constexpr, CONFIG: tl.constexpr,
+    query, k_cache, v_cache, k_scales, v_scales, table_row, kv_head, begin, end, stands, oldest, factor, cap_factor,
+    window, SHAPE: tl.constexpr, CONFIG: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the keys `begin..end`: the mean of their values, and the logarithm of the sum of weights.
     `stands` [ROWS]: where each one's query does, if there are several; `oldest`: the first key that any of them
@@ -194,8 +200,8 @@ def _attend_keys(
     ROWS: tl.constexpr = SHAPE.walker_rows
     dim = tl.arange(0, WIDTH)
     key = tl.arange(0, CONFIG.block)
-    k_head = k_cache + kv_head * SHAPE.page * SHAPE.head_dim + dim[None, :]
-    v_head = v_cache + kv_head * SHAPE.page * SHAPE.head_dim + dim[None, :]
+    k_head = k_cache + kv_head * SHAPE.head_elements + dim[None, :]
+    v_head = v_cache + kv_head * SHAPE.head_elements + dim[None, :]
     # One of several queries may have no key among these.
     peak = tl.full([ROWS], float("-inf") if SHAPE.queries == 1 else NO_KEYS, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -213,12 +219,17 @@ def _attend_keys(
             page = tl.load(table_row + start // SHAPE.page).to(tl.int64)
             first = page * SHAPE.page_elements + start % SHAPE.page * SHAPE.head_dim
             offsets = own * SHAPE.head_dim
+            slot = start % SHAPE.page + own
         else:
             page = tl.load(table_row + (start + own) // SHAPE.page).to(tl.int64)
             first = 0
-            offsets = page * SHAPE.page_elements + (start + own) % SHAPE.page * SHAPE.head_dim
+            slot = (start + own) % SHAPE.page
+            offsets = page * SHAPE.page_elements + slot * SHAPE.head_dim
         keys, values = load_keys_and_values(k_head + first, v_head + first, offsets[:, None], SHAPE)
-        scores = capped(tl.dot(query, tl.trans(keys), input_precision=SHAPE.precision), cap_factor)  # [ROWS, block]
+        scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=SHAPE.precision)  # [ROWS, block]
+        if k_scales is not None:
+            scores *= load_scales(k_scales, kv_head, page, slot, SHAPE)[None, :]
+        scores = capped(scores, cap_factor)
         if SHAPE.queries == 1:
             scores = tl.where(readable[None, :], scores, float("-inf"))
         else:
@@ -232,7 +243,9 @@ def _attend_keys(
         decay = tl.exp2((peak - new_peak) * factor)
         total = total * decay + tl.sum(weights, 1)
         value_sum *= decay[:, None]
-        value_sum = tl.dot(weights.to(values.dtype), values, value_sum, input_precision=SHAPE.precision)
+        if v_scales is not None:
+            weights *= load_scales(v_scales, kv_head, page, slot, SHAPE)[None, :]
+        value_sum = tl.dot(weights.to(query.dtype), values.to(query.dtype), value_sum, input_precision=SHAPE.precision)
         peak = new_peak
     if SHAPE.queries == 1:
         mean, log_sum = value_sum / total[:, None], peak * factor + tl.log2(total)
@@ -316,8 +329,8 @@ def attend_decode(
     if (items is None) != (num_tokens == 1):
         raise ValueError("Decode attention wants the cuts of a batch, and none of a token alone.")
     dependent(_decode_kernel, (shape.kv_heads, plan.max_items), queries.device)(
-        queries, kv.keys, kv.values, kv.table, rows, positions, items, out, scratch.partials, scratch.log_sums,
-        scratch.arrivals, scoring.sinks, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0),
-        kv.table.stride(0), FIRST=scoring.first, SHAPE=shape, CONFIG=config,
+        queries, kv.keys, kv.values, kv.key_scales, kv.value_scales, kv.table, rows, positions, items, out,
+        scratch.partials, scratch.log_sums, scratch.arrivals, scoring.sinks, scoring.factor, scoring.cap_factor,
+        scoring.window, queries.stride(0), kv.table.stride(0), FIRST=scoring.first, SHAPE=shape, CONFIG=config,
         num_warps=max(config.warps, min(shape.walker_rows // 16, MAX_WARPS)),
     )  # fmt: skip

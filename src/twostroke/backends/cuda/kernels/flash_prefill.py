@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from twostroke.backends.cuda.attention_table import settings_for
-from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
+from twostroke.backends.cuda.kernels.paged import NO_SCALES, AttentionShape, PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_attention import join_tiles
 from twostroke.backends.cuda.kernels.prefill_tiles import HIGH_TILE, LOW_TILE, PrefillScratch, PrefillWork, Tiling
 from twostroke.backends.cuda.kernels.target import Target, target_of
@@ -60,6 +60,8 @@ def declines(shape: AttentionShape, target: Target) -> str | None:
         return f"head size {shape.head_dim} is none of {', '.join(map(str, HEAD_SIZES))}"
     if shape.page % SPAN:
         return f"pages of {shape.page} are no multiple of {SPAN}"
+    if shape.scaled != NO_SCALES:
+        return "keys and values of one byte are brought to 16 bits in registers"
     if shape.dtype not in ELEMENTS:
         return f"{shape.dtype} is neither bfloat16 nor float16"
     return why_not()

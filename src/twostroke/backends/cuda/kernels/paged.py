@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillWork, Tiling
 
 LOG2_E: Final = 1.4426950408889634
+NO_SCALES: Final = "none"
+HEAD_SCALES: Final = "a head"
+TOKEN_SCALES: Final = "a token and head"
+"""What numbers of the cache are multiplied by: nothing, as those of 16 bits; a scale of each head, known when a model
+is loaded; or one of each token and head, which is found as the token is stored."""
+SCALE_BYTES: Final = 4
+"""Of a token's scale: float32, the least that a card copies asynchronously."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,8 @@ class AttentionShape:
     dtype: torch.dtype
     queries: int = 1
     """Tokens of a sequence that decode attends in one walk over its keys: its last, and drafts behind that."""
+    scaled: str = NO_SCALES
+    """What a number of the cache is multiplied by."""
 
     @property
     def group(self) -> int:
@@ -41,8 +50,22 @@ class AttentionShape:
         return self.group * self.head_dim
 
     @property
+    def head_elements(self) -> int:
+        """Of a page, from one head to the next. Scales of its tokens lie behind a head's numbers of one byte."""
+        return self.page * (self.head_dim + (SCALE_BYTES if self.scaled == TOKEN_SCALES else 0))
+
+    @property
     def page_elements(self) -> int:
-        return self.kv_heads * self.page * self.head_dim
+        return self.kv_heads * self.head_elements
+
+    @property
+    def head_scales(self) -> int:
+        """The same for the scales of tokens, as far as they lie apart."""
+        return self.head_elements // SCALE_BYTES
+
+    @property
+    def page_scales(self) -> int:
+        return self.page_elements // SCALE_BYTES
 
     @property
     def width(self) -> int:
@@ -79,17 +102,33 @@ class AttentionShape:
 class PagedKV:
     """One layer's keys and values, and the pages of each row."""
 
-    keys: torch.Tensor  # [num_blocks + 1, kv_heads, page, head_dim], contiguous
+    keys: torch.Tensor  # [num_blocks + 1, kv_heads, page, head_dim], contiguous but for scales between heads
     values: torch.Tensor
     table: torch.Tensor  # int32 [num_rows, table_len]
+    key_scales: torch.Tensor | None = None  # float32 [kv_heads], or of each token [num_blocks + 1, kv_heads, page]
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def scaled(self) -> str:
+        if self.key_scales is None:
+            return NO_SCALES
+        return HEAD_SCALES if self.key_scales.ndim == 1 else TOKEN_SCALES
 
     def shape_for(self, queries: torch.Tensor, width: int = 1) -> AttentionShape:
         """Raises where a kernel would read amiss."""
         _, heads, head_dim = queries.shape
         _, kv_heads, page, _ = self.keys.shape
-        if not (self.keys.is_contiguous() and self.values.is_contiguous() and queries.stride(1) == head_dim):
+        shape = AttentionShape(heads, kv_heads, head_dim, page, queries.dtype, width, self.scaled)
+        strides = (shape.page_elements, shape.head_elements, head_dim, 1)
+        if not (_lies(self.keys, strides) and _lies(self.values, strides) and queries.stride(1) == head_dim):
             raise ValueError("Attention wants contiguous caches and contiguous heads of a token.")
-        return AttentionShape(heads, kv_heads, head_dim, page, queries.dtype, width)
+        return shape
+
+
+def _lies(part: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """An axis of one place has any stride."""
+    found = zip(part.shape, part.stride(), strides, strict=True)
+    return all(size == 1 or own == wanted for size, own, wanted in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,13 @@ import triton.language as tl
 
 from twostroke.backends.cuda.attention_table import settings_for
 from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.attention_math import beside_sinks, capped, join_parts, load_keys_and_values
+from twostroke.backends.cuda.kernels.attention_math import (
+    beside_sinks,
+    capped,
+    join_parts,
+    load_keys_and_values,
+    load_scales,
+)
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring, WalkConfig
 from twostroke.backends.cuda.kernels.prefill_tiles import (
     HIGH_TILE,
@@ -48,8 +54,9 @@ def prefill_config(tile_rows: int, head_dim: int) -> WalkConfig:
 
 @triton.jit
 def _walk(
-    peak, total, value_sum, query, position, k_head, v_head, table_row, begin, end, oldest, last, factor, cap_factor,
-    window, SHAPE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr,
+    peak, total, value_sum, query, position, k_head, v_head, k_scales, v_scales, kv_head, table_row, begin, end, oldest,
+    last, factor, cap_factor, window, SHAPE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key blocks `begin..end`; only masked blocks look at positions."""
     key = tl.arange(0, BLOCK)
@@ -64,9 +71,12 @@ def _walk(
             page = tl.load(table_row + block * BLOCK // SHAPE.page).to(tl.int64)
         else:
             page = tl.load(table_row + own // SHAPE.page).to(tl.int64)
-        offsets = (page * SHAPE.page_elements + own % SHAPE.page * SHAPE.head_dim)[:, None]
+        slot = own % SHAPE.page
+        offsets = (page * SHAPE.page_elements + slot * SHAPE.head_dim)[:, None]
         keys, values = load_keys_and_values(k_head, v_head, offsets, SHAPE)
-        scores = tl.dot(query, tl.trans(keys), input_precision=SHAPE.precision)  # [tile rows, BLOCK]
+        scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=SHAPE.precision)  # [tile rows, BLOCK]
+        if k_scales is not None:
+            scores *= load_scales(k_scales, kv_head, page, slot, SHAPE)[None, :]
         scores = capped(scores, cap_factor) * factor
         if MASKED:
             seen = at[None, :] <= position[:, None]
@@ -78,17 +88,19 @@ def _walk(
         decay = tl.exp2(peak - new_peak)
         total = total * decay + tl.sum(weights, 1)
         value_sum *= decay[:, None]
-        value_sum = tl.dot(weights.to(values.dtype), values, value_sum, input_precision=SHAPE.precision)
+        if v_scales is not None:
+            weights *= load_scales(v_scales, kv_head, page, slot, SHAPE)[None, :]
+        value_sum = tl.dot(weights.to(query.dtype), values.to(query.dtype), value_sum, input_precision=SHAPE.precision)
         peak = new_peak
     return peak, total, value_sum
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def _prefill_kernel(
-    queries, k_cache, v_cache, table, items, out, partials, log_sums, sinks, factor, cap_factor, window, query_stride,
-    table_stride, SHAPE: tl.constexpr, CONFIG: tl.constexpr, TILE: tl.constexpr,
+    queries, k_cache, v_cache, k_scales, v_scales, table, items, out, partials, log_sums, sinks, factor, cap_factor,
+    window, query_stride, table_stride, SHAPE: tl.constexpr, CONFIG: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """`window` and `cap_factor` None: there is none."""
+    """`window`, `cap_factor` and scales None: there are none."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     own = items + item * FIELDS
@@ -122,23 +134,23 @@ def _prefill_kernel(
     full = tl.minimum(tl.maximum(full, clear), end)
 
     position = base + row // SHAPE.group
-    k_head = k_cache + kv_head * SHAPE.page * SHAPE.head_dim + dim[None, :]
-    v_head = v_cache + kv_head * SHAPE.page * SHAPE.head_dim + dim[None, :]
+    k_head = k_cache + kv_head * SHAPE.head_elements + dim[None, :]
+    v_head = v_cache + kv_head * SHAPE.head_elements + dim[None, :]
     peak = tl.full([TILE], LOWEST, tl.float32)
     total = tl.zeros([TILE], tl.float32)
     value_sum = tl.zeros([TILE, WIDTH], tl.float32)
     if window is not None:
         peak, total, value_sum = _walk(
-            peak, total, value_sum, query, position, k_head, v_head, table_row, begin, clear, oldest, last,
-            factor, cap_factor, window, SHAPE, CONFIG.block, 1, True,
+            peak, total, value_sum, query, position, k_head, v_head, k_scales, v_scales, kv_head, table_row,
+            begin, clear, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, 1, True,
         )  # fmt: skip
     peak, total, value_sum = _walk(
-        peak, total, value_sum, query, position, k_head, v_head, table_row, clear, full, oldest, last,
-        factor, cap_factor, window, SHAPE, CONFIG.block, CONFIG.stages, False,
+        peak, total, value_sum, query, position, k_head, v_head, k_scales, v_scales, kv_head, table_row,
+        clear, full, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, CONFIG.stages, False,
     )  # fmt: skip
     peak, total, value_sum = _walk(
-        peak, total, value_sum, query, position, k_head, v_head, table_row, full, end, oldest, last,
-        factor, cap_factor, window, SHAPE, CONFIG.block, 1, True,
+        peak, total, value_sum, query, position, k_head, v_head, k_scales, v_scales, kv_head, table_row,
+        full, end, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, 1, True,
     )  # fmt: skip
     mean = value_sum / tl.where(total == 0.0, 1.0, total)[:, None]
     if parts == 1:
@@ -210,8 +222,8 @@ def attend(
     scratch.check(work, shape)
     config = config or prefill_config(work.tile_rows, shape.head_dim)
     launcher(_prefill_kernel, (shape.kv_heads, len(work.items)))(
-        queries, kv.keys, kv.values, kv.table, work.items, out, scratch.partials, scratch.log_sums, scoring.sinks,
-        scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0), SHAPE=shape,
-        CONFIG=config, TILE=work.tile_rows, num_warps=config.warps,
+        queries, kv.keys, kv.values, kv.key_scales, kv.value_scales, kv.table, work.items, out, scratch.partials,
+        scratch.log_sums, scoring.sinks, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0),
+        kv.table.stride(0), SHAPE=shape, CONFIG=config, TILE=work.tile_rows, num_warps=config.warps,
     )  # fmt: skip
     join_tiles(work, scratch, out, shape, scoring.sinks)

@@ -137,6 +137,8 @@ class PrefillWork:
     longest_context: int  # no context ends behind this
     has_prefix: bool = True  # whether any segment may have a context before it
     states: StateWork | None = None  # of models with layers that keep states
+    beside: PrefillWork | None = None
+    """The same chunks in the tiles of another attention: of a model that reads along."""
 
     @classmethod
     def of(cls, tiles: PrefillTiles, device: torch.device | str) -> PrefillWork:

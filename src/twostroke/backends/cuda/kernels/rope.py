@@ -10,13 +10,19 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.kernels.paged import PagedKV
+from twostroke.backends.cuda.kernels import paged
+from twostroke.backends.cuda.kernels.paged import TOKEN_SCALES, PagedKV
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 FEW_TOKENS: Final = 64
 """Up to here a token's heads are spread over many small programs, as latency is what counts; above, a program takes
 more of them, as it is the memory's pace."""
+LARGEST: Final = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Number of a cache of one byte each."""
+LEAST_SCALE = tl.constexpr(2.0**-100)
+"""Of a head of zeros."""
+SCALE_BYTES = tl.constexpr(paged.SCALE_BYTES)
 
 
 def rope_and_store(
@@ -33,8 +39,8 @@ def rope_and_store(
     heads_per_program: int | None = None,
 ) -> None:
     """Turn queries in place; turn keys and write them and the values to page table[row, position // page], slot
-    position % page. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned. `growth`: what
-    the queries of each position are multiplied by."""
+    position % page, rounded to a byte each where the cache has such. Dimension i is paired with i + rope_dim / 2;
+    those from rope_dim on are not turned. `growth`: what the queries of each position are multiplied by."""
     assert (q_norm is None) == (k_norm is None)
     assert kv.keys.stride() == kv.values.stride()
     num_tokens, rope_dim = len(positions), cos_sin.shape[1]
@@ -49,9 +55,10 @@ def rope_and_store(
     groups = cdiv(all_heads, heads_per_program)
     rest = head_dim - rope_dim
     dependent(_rope_and_store, (num_tokens * groups,), qkv.device)(
-        qkv, cos_sin, growth, positions, rows, kv.table, kv.keys, kv.values, q_norm, k_norm, eps, qkv.stride(0),
-        kv.table.stride(0), kv.keys.stride(0), HEADS=all_heads - 2 * num_kv_heads, KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim, HALF=rope_dim // 2,
+        qkv, cos_sin, growth, positions, rows, kv.table, kv.keys, kv.values, kv.key_scales, kv.value_scales, q_norm,
+        k_norm, eps, qkv.stride(0), kv.table.stride(0), kv.keys.stride(0), HEADS=all_heads - 2 * num_kv_heads,
+        KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HEAD_STRIDE=kv.keys.stride(1),
+        LARGEST=LARGEST.get(kv.keys.dtype, 1.0), TOKEN_SCALES=kv.scaled == TOKEN_SCALES, HALF=rope_dim // 2,
         HALF_BLOCK=next_power_of_2(rope_dim // 2), REST_BLOCK=next_power_of_2(rest) if rest else 0,
         BLOCK_SIZE=page, PROGRAM_HEADS=heads_per_program, GROUPS=groups,
         num_warps=min(max(heads_per_program * head_dim // 512, 1), 8),
@@ -60,18 +67,43 @@ def rope_and_store(
 
 @triton.jit
 def _store_part(
-    x, head, column, mask, qkv_row, k_slot, v_slot, WRITE_QUERIES: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    x, scale, head, column, mask, qkv_row, k_slot, v_slot, WRITE_QUERIES: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """x float32 [heads, columns]: each head's columns to where its kind belongs, queries back, keys and values to
     their slots."""
-    x = x.to(qkv_row.dtype.element_ty)
     if WRITE_QUERIES:
-        tl.store(qkv_row + head * HEAD_DIM + column, x, mask=mask & (head < HEADS))
+        tl.store(qkv_row + head * HEAD_DIM + column, x.to(qkv_row.dtype.element_ty), mask=mask & (head < HEADS))
+    kept = x
+    if scale is not None:
+        kept = tl.clamp(x / scale, -LARGEST, LARGEST)
+        if k_slot.dtype.element_ty == tl.int8:
+            kept = tl.floor(kept + 0.5)
+    kept = kept.to(k_slot.dtype.element_ty)
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
-    tl.store(k_slot + (head - HEADS) * (BLOCK_SIZE * HEAD_DIM) + column, x, mask=mask & is_key)
+    tl.store(k_slot + (head - HEADS) * HEAD_STRIDE + column, kept, mask=mask & is_key)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    tl.store(v_slot + (head - HEADS - KV_HEADS) * (BLOCK_SIZE * HEAD_DIM) + column, x, mask=mask & is_value)
+    tl.store(v_slot + (head - HEADS - KV_HEADS) * HEAD_STRIDE + column, kept, mask=mask & is_value)
+
+
+@triton.jit
+def _scale_of(
+    largest, head, k_scales, v_scales, block, place, cache_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr, TOKEN_SCALES: tl.constexpr,
+):  # fmt: skip
+    """What keys and values of each head are divided by  # [heads, 1]. `largest` [heads, 1] of a head: where a scale is
+    a token's own it is found by it, and written down."""
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    if TOKEN_SCALES:
+        scale = tl.maximum(largest / LARGEST, LEAST_SCALE)
+        own = block.to(tl.int64) * (cache_stride // SCALE_BYTES) + place
+        tl.store(k_scales + own + (head - HEADS) * (HEAD_STRIDE // SCALE_BYTES), scale, mask=is_key)
+        tl.store(v_scales + own + (head - HEADS - KV_HEADS) * (HEAD_STRIDE // SCALE_BYTES), scale, mask=is_value)
+    else:
+        scale = tl.load(k_scales + head - HEADS, mask=is_key, other=1.0)
+        scale *= tl.load(v_scales + head - HEADS - KV_HEADS, mask=is_value, other=1.0)
+    return scale
 
 
 @triton.jit
@@ -84,12 +116,14 @@ def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["positions", "rows"])
 def _rope_and_store(
-    qkv, cos_sin, growth, positions, rows, table, k_cache, v_cache, q_norm, k_norm, eps, qkv_stride, table_stride,
-    cache_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    qkv, cos_sin, growth, positions, rows, table, k_cache, v_cache, k_scales, v_scales, q_norm, k_norm, eps, qkv_stride,
+    table_stride, cache_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr, TOKEN_SCALES: tl.constexpr, HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, PROGRAM_HEADS: tl.constexpr,
     GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """HALF: pairs that are turned; REST_BLOCK: 0 where all dimensions are."""
+    """HALF: pairs that are turned; REST_BLOCK: 0 where all dimensions are; LARGEST: number of the cache, where it is
+    of one byte."""
     # A token's programs lie side by side, so that its cosines are read from memory once.
     token = tl.program_id(0) // GROUPS
     head = (tl.program_id(0) % GROUPS) * PROGRAM_HEADS + tl.arange(0, PROGRAM_HEADS)[:, None]
@@ -139,13 +173,26 @@ def _rope_and_store(
             rest *= grown
     turned_first = tl.where(is_value, first, first * cos - second * sin)
     turned_second = tl.where(is_value, second, second * cos + first * sin)
-    _store_part(turned_first, head, column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE)
+    scale = None
+    if k_scales is not None:
+        largest = tl.max(tl.maximum(tl.abs(turned_first), tl.abs(turned_second)), 1)
+        if REST_BLOCK:
+            largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))
+        scale = _scale_of(
+            largest[:, None], head, k_scales, v_scales, block, position % BLOCK_SIZE, cache_stride, HEADS, KV_HEADS,
+            HEAD_STRIDE, LARGEST, TOKEN_SCALES,
+        )  # fmt: skip
     _store_part(
-        turned_second, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
-    )
+        turned_first, scale, head, column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, HEAD_STRIDE,
+        LARGEST,
+    )  # fmt: skip
+    _store_part(
+        turned_second, scale, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM,
+        HEAD_STRIDE, LARGEST,
+    )  # fmt: skip
     if REST_BLOCK:
         # What is neither turned nor normed nor grown is already in its place in the queries.
         _store_part(
-            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, (q_norm is not None) or (growth is not None),
-            HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            rest, scale, head, rest_column, rest_mask, qkv_row, k_slot, v_slot,
+            (q_norm is not None) or (growth is not None), HEADS, KV_HEADS, HEAD_DIM, HEAD_STRIDE, LARGEST,
         )  # fmt: skip
