@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.backends.cuda.engines import Sizes
-from tests.engine.test_family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
+from tests.engine.family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import FACTORY
@@ -20,7 +20,6 @@ from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.state_shape import StateShape, mixer_of
 from twostroke.backends.cuda.supported import unsupported_layers
-from twostroke.backends.features import LAYERS_DIFFER
 from twostroke.backends.interface import Backend
 from twostroke.core.events import TokenEvent
 from twostroke.core.formats import Formats, FormatWish
@@ -33,6 +32,7 @@ from twostroke.kv.ledger import KVLedger
 from twostroke.kv.tiers.host import HostTier
 from twostroke.kv.tiers.tiers import KVTiers
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import LAYERS_DIFFER
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import GatedDeltaNet, Mamba2, Recurrent
 from twostroke.scheduling.config import SchedulerConfig
@@ -151,7 +151,7 @@ def alone(checkpoint: Checkpoint, prompts: Iterable[int]) -> dict[int, list[int]
 
 
 def drawn(seeds: Iterable[int]) -> dict[int, Schedule]:
-    return {seed: Schedule.drawn(seed, "cpu") for seed in seeds}
+    return {seed: Schedule.drawn(seed, (8, 16), 3) for seed in seeds}
 
 
 def hold(checkpoint: Checkpoint, device: str, schedules: Mapping[int, Schedule], host_slots: int = 0) -> Heard:
@@ -180,6 +180,7 @@ def test_a_schedule_with_drafts(family: Checkpoint, device: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
 def test_many_schedules(family: Checkpoint, device: str) -> None:
     heard = hold(family, device, drawn(range(MANY)))
     tally = heard.tally
@@ -230,5 +231,6 @@ def test_few_bits_are_declined(family: Checkpoint, weights: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_with_tiers_behind_the_device(family: Checkpoint, device: str) -> None:
     hold(family, device, drawn(range(12)), host_slots=40)
