@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.backends.cuda.engines import Sizes
-from tests.engine.test_family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
+from tests.engine.family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
 from tests.models.tiny_checkpoints import make_tiny
 from twostroke.backends.features import LAYERS_DIFFER
 
@@ -33,6 +33,7 @@ from twostroke.kv.ledger import KVLedger
 from twostroke.kv.tiers.host import HostTier
 from twostroke.kv.tiers.tiers import KVTiers
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import LAYERS_DIFFER
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import GatedDeltaNet, Mamba2, Recurrent
 from twostroke.scheduling.config import SchedulerConfig
@@ -44,6 +45,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "granite_hybrid_dense": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
 }
+SHORT = Schedule(16, 16, 40, 2, ((0, 0), (4, 2)), ())
+"""Two prompts that begin alike: the second finds the first's snapshot."""
 MANY = 100
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 MOST_STEPS = 2000
@@ -148,8 +151,12 @@ def alone(checkpoint: Checkpoint, prompts: Iterable[int]) -> dict[int, list[int]
     return answers
 
 
-def hold(checkpoint: Checkpoint, device: str, seeds: Sequence[int], host_slots: int = 0) -> Heard:
-    schedules = {seed: Schedule.drawn(seed, "cpu") for seed in seeds}
+def drawn(seeds: Iterable[int]) -> dict[int, Schedule]:
+    return {seed: Schedule.drawn(seed, (8, 16), 3) for seed in seeds}
+
+
+def hold(checkpoint: Checkpoint, device: str, schedules: Mapping[int, Schedule], host_slots: int = 0) -> Heard:
+    """By their seeds; every other one has drafts."""
     prompts = {prompt for schedule in schedules.values() for _, prompt in schedule.arrivals}
     answers, heard = alone(checkpoint, sorted(prompts)), Heard(Tally())
     for seed, schedule in schedules.items():
@@ -169,13 +176,14 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_schedule_with_drafts(family: Checkpoint, device: str) -> None:
-    heard = hold(family, device, [3])
+    heard = hold(family, device, {3: SHORT})
     assert min(heard.advanced, heard.restored, heard.saved_behind_drafts) > 0, heard
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
 def test_many_schedules(family: Checkpoint, device: str) -> None:
-    heard = hold(family, device, range(MANY))
+    heard = hold(family, device, drawn(range(MANY)))
     tally = heard.tally
     assert min(tally.cached, tally.aborted, heard.advanced, heard.restored, heard.saved_behind_drafts) > 10, heard
     assert tally.preempted > 1
@@ -224,5 +232,6 @@ def test_few_bits_are_declined(family: Checkpoint, weights: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_with_tiers_behind_the_device(family: Checkpoint, device: str) -> None:
-    hold(family, device, range(12), host_slots=40)
+    hold(family, device, drawn(range(12)), host_slots=40)
