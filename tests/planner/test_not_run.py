@@ -30,11 +30,14 @@ RUN = Deployment("Llama-3.1-8B", LLAMA, find_device("h200"))
         ({"dimensions": MIXTURE}, None),
         (
             {"dimensions": MIXTURE, "formats": Formats.of("fp8")},
-            "on a GPU this engine holds experts in 16 bits: fp8 is planned, not run",
+            "on a GPU this engine brings no experts to fewer than 16 bits: fp8 is planned, not run",
         ),
         ({"formats": Formats.of("q4_k")}, "q4_k is planned, not run"),
         ({"own_shape": RUN.shape}, "holds weights as their file has them, which has not been run on one yet"),
-        ({"dimensions": MIXTURE, "own_shape": RUN.shape}, "experts in 16 bits: a file in fewer is planned, not run"),
+        (
+            {"dimensions": MIXTURE, "own_shape": RUN.shape},
+            "holds weights as their file has them, which has not been run",
+        ),
         (
             {"formats": Formats.of("bf16", "fp8")},
             "on a GPU this engine keeps KV in fp8 where it is asked to, which has",

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.backends.cpu.random_weights import random_tensor
 from tests.backends.cuda.engines import Sizes, mixed_requests, play
 from tests.backends.cuda.tables import H200
-from tests.models.kind_files import random_tensor, tiny_model, write_of_kinds
+from tests.models.kind_files import tiny_model, write_of_kinds
 from tests.models.quantised.folders import make_quantised
 from tests.models.tiny_checkpoints import make_tiny
 
