@@ -31,13 +31,20 @@ class Handoff:
     """What the owner took from the request's arrival to the end of reading."""
     queue_s: float = 0.0
     """Of that, before its first chunk."""
+    unread: str = ""
+    """Why nobody has read it, in a sentence; then there is nothing to take, and no owner."""
+
+
+def unread(why: str) -> Handoff:
+    """Of a prompt that was to be read by another engine, and was not."""
+    return Handoff("", "", 0, (), "", KVFormat("", "", 0, ()), 0.0, unread=why)
 
 
 class HandoffRecord(NamedTuple):
     """What became of a handoff, where the answer was written."""
 
     peer: str
-    """The engine that read the prompt, by its name."""
+    """The engine that read the prompt, by its name; empty: nobody did."""
     num_tokens: int
     """Whose KV arrived; 0: none, and the prompt was read here."""
     num_bytes: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Series
 from functools import partial
 
-from twostroke.core.handoff import Handoff
+from twostroke.core.handoff import Handoff, HandoffRecord
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.kv.matching import PrefixMatcher
@@ -88,6 +88,9 @@ class Handing:
         `KVTiers.is_fetching` says until when."""
         handoff, peers, timing = sequence.request.handoff, self._peers, sequence.timing
         if handoff is None:
+            return
+        if handoff.unread:
+            timing.handoff = HandoffRecord("", 0, 0, 0.0, 0.0, 0.0, handoff.unread)
             return
         why_not = self._misfit(sequence, handoff)
         wanted = [] if why_not else self._wanted(sequence, handoff)

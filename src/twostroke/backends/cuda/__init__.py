@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from twostroke.backends.cuda import kv_codes
-from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4
+from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape, mixer_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
@@ -119,7 +119,7 @@ class CudaFactory:
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
         held = held_of(checkpoint, formats)
-        if not held.codes or (checkpoint.spec.moe is not None and MXFP4 not in held.codes.values()):
+        if not held.codes:
             return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
         is_float8 = set(held.codes.values()) == {FP8} and not held.declined and not _lacks_float8()
         why = "prompts are multiplied in float8, few rows in bf16" if is_float8 else "multiplied in bf16"
