@@ -53,8 +53,8 @@ def write(writer: RunningServer, path: str, body: dict[str, Any], params: Any) -
 
 
 def told(answer: httpx.Response) -> Any:
-    """What a client is told, but for ids and times. Events of a stream are sorted by sample: which of two comes first is
-    a matter of the moment."""
+    """What a client is told, but for ids and times. Events of a stream are sorted by sample: which of two comes first
+    is a matter of the moment."""
     assert answer.status_code == 200, answer.text
     if answer.headers["content-type"].startswith("text/event-stream"):
         events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
