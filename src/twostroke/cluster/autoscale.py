@@ -161,8 +161,9 @@ def _asked(
 
 
 def _by_rise(moment_s: float, pool: PoolSignals, before: PoolState, rules: Rules) -> Wish | None:
-    """Prompts come faster than they are read, and when a replica could be there those that wait will be late: how busy replicas were in the last minute tells that too late. As many more are asked for as it takes to read what
-    comes, and within as long again what waits too long. None: it is not so, or may be chance."""
+    """Prompts come faster than they are read, and when a replica could be there those that wait will be late: how busy
+    replicas were in the last minute tells that too late. As many more are asked for as it takes to read what comes, and
+    within as long again what waits too long. None: it is not so, or may be chance."""
     since = next((one for one in before.loads if one.moment_s > moment_s - rules.settle_s), None)
     promised_s = _promised_s(pool)
     if since is None or promised_s is None:
