@@ -20,17 +20,8 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
 OTHERS_ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3", "lfm2", "lfm2_moe")
-ON_CPU = (
-    *OTHERS_ON_CPU,
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe_lite",
-    "mistral4",
-    "olmo3",
-    "minimax_m2",
-    "gemma4",
-    "gemma4_moe",
-)
+ON_CPU = (*OTHERS_ON_CPU, "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "olmo3", "minimax_m2")
+ON_CPU += ("gemma4", "gemma4_moe", "nemotron_h")
 FAMILIES = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "gpt_oss", "gemma4")
 FAMILIES += ("gemma4_moe", "lfm2_moe", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
 FEW, MANY = 3, 200

@@ -260,15 +260,21 @@ def test_a_signal_lets_a_stream_finish_and_ends_the_engine_too(
 
 
 def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_word(
-    smollm2_path: Path, tmp_path: Path
+    scripted_options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "4") as server, ThreadPoolExecutor(1) as threads:
+    options = (*scripted_options, "--drain", "6")
+    with (
+        running_server(tmp_path / "log", *options) as server,
+        ThreadPoolExecutor(1) as threads,
+        contextlib.ExitStack() as held,
+    ):
         whole = threads.submit(server.post, "/v1/completions", {**LONG, "n": 8})
         body = {**LONG, "stream": True, "n": 8}
         with CLIENT.stream("POST", f"{server.base_url}/completions", json=body) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")
             server.wait_until(lambda: server.metric("twostroke_http_in_flight") == 3)  # and the one that asks
+            held.enter_context(server.held_engine())  # neither ends by itself
             server.process.send_signal(signal.SIGTERM)
             while (ready := server.get("/ready")).status_code == 200:  # the signal is on its way
                 pass
@@ -282,12 +288,13 @@ def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_
         assert error["code"] == "server_stopping" and error["type"] == "server_error"
         answer = whole.result()
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "server_stopping"
+        held.close()
         assert server.process.wait(STOP_LIMIT_S) == 0
 
 
 @on_linux
-def test_a_second_signal_waits_for_nobody_and_says_so(smollm2_path: Path, tmp_path: Path) -> None:
-    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "inf") as server:
+def test_a_second_signal_waits_for_nobody_and_says_so(scripted_options: tuple[str, ...], tmp_path: Path) -> None:
+    with running_server(tmp_path / "log", *scripted_options, "--drain", "inf") as server:
         engine = server.engine_pid()
         connection, _ = begin_stream(server, {**LONG, "n": 8})
         with connection:
@@ -313,8 +320,8 @@ def has_ended(process: Path) -> bool:
 
 
 @on_linux
-def test_the_engine_ends_with_a_killed_server(smollm2_path: Path, tmp_path: Path) -> None:
-    with running_server(tmp_path / "log", *MODEL_OPTIONS) as server:
+def test_the_engine_ends_with_a_killed_server(scripted_options: tuple[str, ...], tmp_path: Path) -> None:
+    with running_server(tmp_path / "log", *scripted_options) as server:
         engine = Path(f"/proc/{server.engine_pid()}")
         server.process.kill()
         server.process.wait()

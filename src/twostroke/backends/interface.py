@@ -21,8 +21,7 @@ from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.heads.eagle3 import Eagle3Head
-from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads import Head
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
@@ -117,7 +116,7 @@ class Companion:
     """Its groups in the layout of KV are those of this `KVGroup.model`, from 1 on."""
     taps: tuple[int, ...] = ()
     """Layers of the model that answers after which its drafter reads the residual stream of every row."""
-    head: Eagle3Head | MedusaHeads | None = None
+    head: Head | None = None
     """What it is, if it is no whole model; `checkpoint` then has its sizes."""
 
 
@@ -258,7 +257,7 @@ class HeadNeeds:
 class HeadFactory(Protocol):
     """A backend that holds heads in a form of its own; others have them in float32."""
 
-    def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
+    def head_needs(self, head: Head, formats: Formats) -> HeadNeeds | str:
         """Beside a model in these formats; or one sentence on why it cannot run this head."""
 
 

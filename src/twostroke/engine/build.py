@@ -35,14 +35,13 @@ from twostroke.engine.vectors import reads_whole, sizes_for, vectors_note, with_
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads import HEADS, load_head
-from twostroke.models.heads.mtp import MTP, why_no_mtp
-from twostroke.models.loading import load_checkpoint, read_config
+from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve as resolve_model
 from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import pace_of
 from twostroke.scheduling.scheduler import Scheduler
-from twostroke.speculation.methods import methods_of, methods_with_files
+from twostroke.speculation.methods import computing_methods, methods_of
 from twostroke.text.grammar import LazyGrammars
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
@@ -209,14 +208,11 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     here, config = machine.detect(), with_vectors(checkpoint, config)
     choice = choose(checkpoint, config, here)
     factory = choice.factory
-    if MTP in config.speculate.split(","):
-        settings = checkpoint.gguf_metadata or read_config(checkpoint.path)
-        raise BadRequestError(why_no_mtp(checkpoint.name, settings))
     plans = tuple(
-        plan_head(load_head(name, source, checkpoint.spec), number, factory, choice.formats)
-        if name in HEADS
-        else plan_companion(name, _load(source), number, config, factory, here)
-        for number, (name, source) in enumerate(methods_with_files(config.speculate), start=1)
+        plan_companion(method.name, _load(method.source), number, config, factory, here)
+        if method.source is not None and method.name not in HEADS
+        else plan_head(load_head(method.name, method.source, checkpoint), number, factory, choice.formats)
+        for number, method in enumerate(computing_methods(config.speculate), start=1)
     )
     needs = sum((plan.kv_needs for plan in plans), choice.kv_needs)
     memory = beside(choice.memory, plans)

@@ -17,8 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
-from twostroke.backends.cuda.kernels.expert_tiles import RULE, FewTile, GroupedTile, MxGroupedExperts
+from twostroke.backends.cuda.kernels.expert_tiles import RULE, FewTile, GroupedTile, StoredGroupedExperts
 from twostroke.backends.cuda.kernels.product import Card, Product
+from twostroke.backends.cuda.kernels.row_forms import MX, NVFP4, RowForm
 from twostroke.backends.cuda.kernels.target import Target
 from twostroke.models.spec import PLAIN_ROUTING, ClampedGate, Routing
 
@@ -43,9 +44,13 @@ NOTHING_ODD = {
     "PRECISION": "tf32",
     "ROUTING": PLAIN_ROUTING,
     "BY_LOGITS": True,
-    **dict.fromkeys(("bias", "correction", "chosen", "scales")),
+    **dict.fromkeys(("bias", "correction", "chosen", "highs", "scales", "offsets", "tops", "FORM")),
 }
 GPT_OSS = {"hidden": 2880, "intermediate": 2880, "experts": 32, "top_k": 4, "EXPERTS_PADDED": 32}
+STORED_FORMS = (
+    *(RowForm(4, "whole", 32, "two", "added"), RowForm(6, "whole", 16, "two"), RowForm(8, "e4m3", 128, "f32")),
+    *(RowForm(4, "whole", 128, "f16", "zero"), RowForm(4, "iq4_nl", 32, "two"), NVFP4),
+)
 DEEPSEEK_V3 = Routing("sigmoid", True, num_groups=8, groups_per_token=4, ranked_by=2, share_scale=2.5)
 
 
@@ -129,20 +134,9 @@ def compile_odd_kinds() -> None:
             f"grouped in bulk gpt-oss {gated}", tile if gated else RULE[False][24], gated, 2880, 2880, HOPPER,
             biases, experts=32, top_k=4, EXPERTS_PADDED=32, GATED=ClampedGate() if gated else None,
         )  # fmt: skip
-    in_mx = {**biases, "scales": "*u8", "gate_up": "*u8", "down": "*u8", "weights": "*u8"}
-    for name, kernel in (("gate_up", moe_decode._gate_up_kernel), ("down", moe_decode._down_kernel)):
-        compile_kernel(
-            f"mxfp4 {name}", kernel, {"num_warps": few.num_warps}, in_mx, OUTPUTS=few.outputs, DEPTH=few.depth,
-            **GPT_OSS | {"KIND": ClampedGate()},
-        )  # fmt: skip
-    for gated, pairs in ((True, 64), (False, 64), (True, 8192), (False, 8192)):
-        product = Product("gated" if gated else "join", 2880, 2880, has_bias=True, experts=32)
-        mx_tile = MxGroupedExperts().tile(product, pairs, Card("NVIDIA H200", 132, has_hopper_kernels=True), {})
-        assert isinstance(mx_tile, GroupedTile)
-        compile_grouped(
-            f"mxfp4 grouped {pairs} {gated}", mx_tile, gated, 2880, 2880, HOPPER, in_mx, experts=32, top_k=4,
-            EXPERTS_PADDED=32, GATED=ClampedGate() if gated else None,
-        )  # fmt: skip
+    compile_stored(MX, 2880, 2880, {"bias": "*bf16", "chosen": "*i32"}, KIND=ClampedGate())
+    for form in STORED_FORMS:
+        compile_stored(form, *QWEN_WIDTHS)
     for num_tokens in ROUTED_TOKENS:
         tile = moe_routing.choose_tile(num_tokens, is_wide=True).for_experts(256, by_logits=False)
         compile_kernel(
@@ -150,6 +144,35 @@ def compile_odd_kinds() -> None:
             {"num_warps": tile.num_warps, "num_stages": tile.num_stages}, {"correction": "*fp32", "chosen": "*i32"},
             PLACES=8, PARTS=tile.parts, DEPTH=tile.depth, TOKENS=tile.tokens, PADDED=256, hidden=7168, experts=256,
             ROUTING=DEEPSEEK_V3, BY_LOGITS=False,
+        )  # fmt: skip
+
+
+def compile_stored(
+    form: RowForm, hidden: int, intermediate: int, others: dict[str, str] | None = None, **constants: Any
+) -> None:
+    """Experts in few bits, by both paths."""
+    few, sizes = FewTile(), {"hidden": hidden, "intermediate": intermediate, "FORM": form}
+    of_scales = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "two": "*i8"}.get(form.scale, "*u8")
+    types = {"gate_up": "*u8", "down": "*u8", "weights": "*u8", "scales": of_scales, **(others or {})}
+    if form.high_bits:
+        types["highs"] = "*u8"
+    if form.kinds == 2:
+        types["offsets"] = of_scales
+    if form.tops(hidden):
+        types["tops"] = "*fp16" if form.scale == "two" else "*fp32"
+    for name, kernel in (("gate_up", moe_decode._gate_up_kernel), ("down", moe_decode._down_kernel)):
+        compile_kernel(
+            f"{form.name} {name}", kernel, {"num_warps": few.num_warps}, types, OUTPUTS=few.outputs, DEPTH=few.depth,
+            **sizes | constants,
+        )  # fmt: skip
+    for gated, pairs in ((True, 64), (False, 64), (True, 8192), (False, 8192)):
+        outputs, inputs = (intermediate, hidden) if gated else (hidden, intermediate)
+        product = Product("gated" if gated else "join", outputs, inputs, has_bias=others is not None, experts=128)
+        tile = StoredGroupedExperts(form).tile(product, pairs, Card("NVIDIA H200", 132, has_hopper_kernels=True), {})
+        assert isinstance(tile, GroupedTile)
+        compile_grouped(
+            f"{form.name} grouped {pairs} {gated}", tile, gated, hidden, intermediate, HOPPER, types, FORM=form,
+            GATED=constants.get("KIND", "silu") if gated else None,
         )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from twostroke.backends.cuda.kernels import (
     embedding,
     four_bits,
     gemv,
+    grouped_numbers,
     head_states,
     norms,
     packing,
@@ -32,13 +33,14 @@ from twostroke.backends.cuda.kernels import (
     target,
 )
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
-from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS
+from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, GROUPED_CODES
 from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 
+OF_EVERY_SORT = ("int4_32ka", "int6_16k", "int4_128hz", "fp8_128", "e2m1_32b", "iq4_nl_32k")
 SHARED_KIB = {80: 163, 90: 227}
 architecture = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -262,6 +264,11 @@ def low_bit_calls() -> Iterator[tuple[str, str]]:
     for code in FOUR_BITS:
         weight = four_bits.FourBitMatrix.empty((80, 256), code, "cpu", is_gated=code.has_offsets)
         four_bits.dequantise_into(weight, torch.empty(80, 256, dtype=torch.bfloat16))
+    yield from (("dequantise", ptx) for ptx in recorder.ptx)
+    recorder = record(grouped_numbers, "_dequantise_grouped")
+    for grouped in (code for code in GROUPED_CODES if code.name in OF_EVERY_SORT):
+        held = grouped_numbers.GroupedMatrix.empty((80, 256), grouped, "cpu")
+        grouped_numbers.dequantise_grouped_into(held, torch.empty(80, 256, dtype=torch.bfloat16))
     yield from (("dequantise", ptx) for ptx in recorder.ptx)
     if architecture.arch < 89:
         return

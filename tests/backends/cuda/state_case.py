@@ -75,6 +75,11 @@ class Sequences:
                     ring[position % shape.ring], conv_inputs[row][position], rtol=1e-5, atol=1e-6
                 )
 
+    def come(self, counts: list[int]) -> None:
+        """Rows are told that so many tokens came."""
+        lengths = torch.tensor(self.starts) + torch.tensor(counts) + 1
+        self.lengths.records[: len(counts), PROMPT_LEN.value] = lengths.to(self.device)
+
     def matrix_of(self, slot: int) -> np.ndarray:
         return self.states[slot, self.shape.conv_values :].view(self.shape.matrices).double().cpu().numpy()
 
@@ -113,3 +118,7 @@ def convolved(inputs: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 def silu(values: np.ndarray) -> np.ndarray:
     return values / (1 + np.exp(-values))
+
+
+def sigmoid(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-values))

@@ -14,11 +14,12 @@ from tests.models.quantised.test_folders import mx_parts
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile, GroupedTile
 from twostroke.backends.cuda.kernels.moe_decode import Routed, few_tokens_down, few_tokens_gate_up
 from twostroke.backends.cuda.kernels.moe_grouped import grouped_matmul
 from twostroke.backends.cuda.kernels.moe_routing import Order
-from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix
+from twostroke.backends.cuda.kernels.row_forms import MX
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, read_bytes
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.core.errors import ModelError
@@ -35,9 +36,9 @@ def drawn(rng: np.random.Generator, *shape: int, device: str = "cpu") -> torch.T
     return torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).to(device)
 
 
-def matrix(rng: np.random.Generator, rows: int, width: int, device: str) -> MxMatrix:
+def matrix(rng: np.random.Generator, rows: int, width: int, device: str) -> ExpertMatrix:
     """Every number of four bits, powers about one, and the least power."""
-    made = MxMatrix.empty((EXPERTS, rows, width), torch.device(device))
+    made = ExpertMatrix.empty((EXPERTS, rows, width), MX, torch.device(device))
     made.data.copy_(torch.from_numpy(rng.integers(0, 256, tuple(made.data.shape)).astype(np.uint8)))
     made.scales.copy_(torch.from_numpy(rng.integers(120, 128, tuple(made.scales.shape)).astype(np.uint8)))
     made.scales[0, 0, 0] = 0
@@ -49,8 +50,15 @@ def matrix(rng: np.random.Generator, rows: int, width: int, device: str) -> MxMa
 def test_both_paths_multiply_by_the_floats_that_they_stand_for(
     device: str, weights_first: bool, has_bias: bool
 ) -> None:
-    rng, top_k, tokens = np.random.default_rng(4), 2, 5
+    rng = np.random.default_rng(4)
     gates, downs = matrix(rng, 2 * WIDTH, HIDDEN, device), matrix(rng, HIDDEN, WIDTH, device)
+    check_both_paths(gates, downs, device, weights_first=weights_first, has_bias=has_bias)
+
+
+def check_both_paths(
+    gates: ExpertMatrix, downs: ExpertMatrix, device: str, *, weights_first: bool, has_bias: bool
+) -> None:
+    rng, top_k, tokens = np.random.default_rng(4), 2, 5
     biases = [drawn(rng, EXPERTS, rows, device=device) if has_bias else None for rows in (2 * WIDTH, HIDDEN)]
     x = drawn(rng, tokens, HIDDEN, device=device)
     chosen = torch.from_numpy(np.stack([rng.permutation(EXPERTS)[:top_k] for _ in range(tokens)]).astype(np.int32))
@@ -135,7 +143,7 @@ def test_blocks_of_a_gguf_and_a_scale_that_is_no_number() -> None:
     blocks = rng.integers(0, 255, (2 * 2, 17)).astype(np.uint8)
     blocks[:, 0] = rng.integers(100, 130, 4)
     tensor = WeightTensor("a matrix", WeightKind.MXFP4, (2, 64), blocks.reshape(2, -1))
-    place = MxMatrix.empty((1, 2, 64), torch.device("cpu"))
+    place = ExpertMatrix.empty((1, 2, 64), MX, torch.device("cpu"))
     fill_stored(place, [tensor])
     np.testing.assert_array_equal(place.dequantised()[0].numpy(), tensor.to_float32())
     blocks[1, 0] = 255

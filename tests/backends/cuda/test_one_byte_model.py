@@ -105,8 +105,9 @@ def with_scales(checkpoint: Checkpoint, kind: str, by_head: bool, is_dynamic: bo
             layer: rng.uniform(0.3, 1.0, size).astype(np.float32) / LARGEST[kind] for layer, size in enumerate(sizes)
         }
 
-    scheme = KVScheme(kind, by_head, is_dynamic)
-    quantisation = Quantisation("test", "config.json", (), NameList((), Matching.EXACT), kv=scheme)
+    quantisation = Quantisation(
+        "test", "config.json", (), NameList((), Matching.EXACT), kv=KVScheme(kind, by_head, is_dynamic)
+    )
     return replace(checkpoint, kv_scales=KVScales(scales(), scales()), quantisation=quantisation)
 
 

@@ -34,7 +34,10 @@ def block_bytes(kind: WeightKind, rows: int, width: int, seed: int = 0) -> np.nd
     """Of every number and scale that the kind has: bytes at random, with a block's floats in a range of their own."""
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows * width // kind.block_values, kind.block_bytes), dtype=np.uint8)
-    floats = {WeightKind.Q6_K: (208,)}.get(kind, (0, 2) if BLOCKS[kind][1].offset == "added" else (0,))
+    others = {WeightKind.Q6_K: (208,), WeightKind.Q3_K: (108,), WeightKind.Q2_K: (80, 82), WeightKind.MXFP4: ()}
+    floats = others.get(kind, (0, 2) if BLOCKS[kind][1].offset == "added" else (0,))
+    if kind is WeightKind.MXFP4:
+        data[:, 0] = rng.integers(100, 130, len(data))
     for place in floats:
         halves = (rng.standard_normal(len(data)) * 0.01).astype(np.float16)
         data[:, place : place + 2] = halves.view(np.uint8).reshape(-1, 2)
@@ -73,7 +76,7 @@ def assert_holds(form: LowBitMatrix, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if not kind.name.endswith("_PARTS")], ids=lambda k: k.name)
 def test_blocks_are_held_as_they_are_stored(kind: WeightKind, is_gated: bool, device: str) -> None:
     width = 512 if kind.block_values == 256 else 352  # the last round is partly of inputs that are not there
     tensors = [drawn(kind, 72, width, seed) for seed in range(2)]
@@ -81,8 +84,9 @@ def test_blocks_are_held_as_they_are_stored(kind: WeightKind, is_gated: bool, de
     assert_holds(form, torch.cat([meant(tensor) for tensor in tensors]))
     assert form.num_bytes == form.code.num_bytes((144, width))
     rounds = -(-width // 128) * 128
-    padded_bytes = 192 * rounds * kind.block_bytes / kind.block_values
-    assert form.num_bytes <= 1.06 * padded_bytes, "little more than the file has"
+    held_bits = {WeightKind.Q3_K: 4.64, WeightKind.Q2_K: 5.3, WeightKind.MXFP4: 4.5}  # in four bits each
+    bits = held_bits.get(kind, 8 * kind.block_bytes / kind.block_values)
+    assert form.num_bytes <= 1.06 * 192 * rounds * bits / 8, "little more than the file has"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,9 @@ def test_blocks_are_held_as_they_are_stored(kind: WeightKind, is_gated: bool, de
         (("Q5_0", "Q8_0"), "int8_32ha"),
         (("Q4_K", "Q8_0"), "int8_32fa"),
         (("Q6_K", "Q5_1"), "int8_16fa"),
+        (("IQ4_XS", "Q5_K"), "int8_32fa"),
+        (("IQ4_XS", "IQ4_NL"), "int8_32fa"),
+        (("Q3_K", "Q2_K"), "int4_16ka"),
     ],
 )
 def test_parts_of_different_kinds_have_a_form_that_holds_all(kinds: tuple[str, ...], name: str, device: str) -> None:
@@ -106,8 +113,8 @@ def test_parts_of_different_kinds_have_a_form_that_holds_all(kinds: tuple[str, .
 def test_what_no_form_holds_is_named() -> None:
     floats = from_float32("layers.0.v", np.zeros((64, 256), dtype=np.float32))
     assert code_for([drawn(WeightKind.Q4_K, 64, 256), floats]) == "F32 is not in few bits"
-    other = WeightTensor("layers.0.v", WeightKind.IQ4_XS, (8, 256), np.zeros((8, 136), dtype=np.uint8))
-    assert code_for([other]) == "IQ4_XS has no form on this backend"
+    other = WeightTensor("layers.0.v", WeightKind.IQ3_S, (8, 256), np.zeros((8, 110), dtype=np.uint8))
+    assert code_for([other]) == "IQ3_S has no form on this backend"
 
 
 def test_a_scale_that_is_not_finite_is_refused() -> None:
@@ -160,6 +167,12 @@ def test_folders_are_held_as_they_are_stored(name: str, tmp_path: Path, device: 
         pytest.param("int8_128fz", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
         pytest.param("int8_32fa", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
         pytest.param("fp8_128", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
+        ("iq4_nl_32k", PackedTile(8, 2), 136, 256, None, 5),
+        pytest.param("e2m1_16f", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
+        pytest.param("e2m1_32b", PackedTile(8, 2), 136, 384, "silu", 5, marks=pytest.mark.slow),
+        pytest.param("iq4_nl_32h", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
+        pytest.param("int4_16k", PackedTile(8, 2), 136, 256, None, 5, marks=pytest.mark.slow),
+        pytest.param("int4_16ka", PackedTile(8, 2), 136, 256, None, 5, marks=pytest.mark.slow),
     ],
     ids=lambda value: f"{value.rows}-{value.groups}" if isinstance(value, PackedTile) else None,
 )
@@ -212,7 +225,9 @@ def test_weights_beyond_a_matrix_are_nothing(device: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", ["int4_32ka", "int6_16k", "int8_32h", "int4_128hz", "fp8_128", "int8_16fa"])
+@pytest.mark.parametrize(
+    "name", ["int4_32ka", "int6_16k", "int8_32h", "int4_128hz", "fp8_128", "int8_16fa", "iq4_nl_32k"]
+)
 def test_it_compiles_to_products_that_nothing_holds_up(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

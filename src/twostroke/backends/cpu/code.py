@@ -28,7 +28,7 @@ def code_for(shape: KernelShape, isa: InstructionSet, others: Sequence[KernelSha
 
     parts = {**_attention_part(shape, isa), f"rows-{shape.activation}": rows, "threads": threads}
     if (activation := shape.plain_activation) is not None:
-        parts[f"encoder-{activation}"] = lambda: str(_generators().encoder_text(activation, isa))
+        parts[f"plain-{activation}"] = lambda: str(_generators().plain_text(activation, isa))
     parts |= {f"products-{kind.name}": partial(products, kind) for kind in shape.tile_kinds}
     if shape.num_experts:
         parts["routing"] = lambda: str(_generators().routing_text(isa))

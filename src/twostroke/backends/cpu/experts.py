@@ -51,7 +51,7 @@ _PIECES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expert:
-    """One expert's matrices: gate and up in one, and down."""
+    """One expert's matrices: gate and up in one, or up alone, and down."""
 
     gate_up: PackedMatrix
     down: PackedMatrix
@@ -87,7 +87,7 @@ class _LayerRecords:
     """What the products of a layer's experts are told, but for where their rows lie  # [experts, fields] each"""
 
     gated: Record
-    """Of gate, up and what joins them in one; or, where they have biases, of gate and up alone."""
+    """Of gate, up and what joins them in one; or, where they have biases or no gate, of these alone."""
     down: Record
     gated_functions: Record  # [experts] addresses
     down_functions: Record
@@ -109,8 +109,10 @@ class ExpertRunner:
         self._inputs, self._gated = Operand(rows, hidden), Operand(rows, size)
         self._outputs = float_zeros(rows + MOST_LACKING_ROWS, padded(hidden, PANEL_OUTPUTS))
         self._forms_in = self._forms([expert.gate_up for layer in layers for expert in layer.experts])
-        self._width = 2 * padded(size, PANEL_OUTPUTS)
-        self._projected = float_zeros(rows + MOST_LACKING_ROWS if moe.has_bias else 0, self._width)
+        self._is_split = moe.has_bias or not moe.is_gated
+        """Whether what goes into an activation is a product, and not the activation with it."""
+        self._width = (1 + moe.is_gated) * padded(size, PANEL_OUTPUTS)
+        self._projected = float_zeros(rows + MOST_LACKING_ROWS if self._is_split else 0, self._width)
         self._chosen, self._places = zeros((choices,), np.int64), zeros((choices,), np.int64)
         self._shares = float_zeros(choices)
         self._plan = zeros((len(PlanPlace) + held,), np.int64)
@@ -120,7 +122,7 @@ class ExpertRunner:
         self._now = [zeros((held, _RECORD_FIELDS), np.int64) for _ in range(2)]
         self._calls = [zeros((held, 2), np.int64) for _ in range(2)]
         self._gated_strides = _row_strides(hidden, 0)
-        if moe.has_bias:
+        if self._is_split:
             self._gated_strides[MatmulField.OUTPUT] = 4 * self._width
         else:
             self._gated_strides += _row_strides(size, int(GatedField.TARGET_FLOATS))
@@ -128,8 +130,9 @@ class ExpertRunner:
         self._down_strides[MatmulField.OUTPUT] = 4 * self._outputs.shape[1]
         self._join = self._join_record(size, [expert.down for layer in layers for expert in layer.experts])
         self._join_call = zeros((2,), np.int64)
-        if moe.has_bias:
-            self._join_call[:] = code.address(f"gated_{activation_name(moe)}"), address_of(self._join)
+        if self._is_split:
+            kind = "gated" if moe.is_gated else "plain"
+            self._join_call[:] = code.address(f"{kind}_{activation_name(moe)}"), address_of(self._join)
 
     def add(
         self,
@@ -151,7 +154,7 @@ class ExpertRunner:
             RecordsField.STARTS: address_of(self._starts),
             RecordsField.NUM_FIELDS: _RECORD_FIELDS,
         }
-        rows_field = int(MatmulField.ROWS if self._moe.has_bias else GatedField.ROWS)
+        rows_field = int(MatmulField.ROWS if self._is_split else GatedField.ROWS)
         parts = (
             (rows_field, self._gated_strides, records.gated, records.gated_functions),
             (int(MatmulField.ROWS), self._down_strides, records.down, records.down_functions),
@@ -175,7 +178,7 @@ class ExpertRunner:
         }
         tape.add("send_rows", sent | self._inputs.fields(**self._forms_in))
         self._add_calls(tape, self._calls[0], PlanPlace.NUM_MET)
-        if self._moe.has_bias:
+        if self._is_split:
             self._add_calls(tape, self._join_call, PlanPlace.ONE, pieces=1)
         self._add_calls(tape, self._calls[1], PlanPlace.NUM_MET)
         total: dict[IntEnum, int] = {
@@ -237,7 +240,7 @@ class ExpertRunner:
         gated, down = [], []
         reads = {"floats": True, "quantised": True, "halves": True}
         for expert in layer.experts:
-            if self._moe.has_bias:
+            if self._is_split:
                 fields = _product(expert.gate_up, expert.gate_up_bias, self._projected)
             else:
                 fields = _gated_product(expert.gate_up) | self._gated.target_fields(**self._forms([expert.down]))
@@ -245,7 +248,7 @@ class ExpertRunner:
             fields = _product(expert.down, expert.down_bias, self._outputs)
             down.append(_record(fields | self._gated.fields(**reads)))
         kinds = [(expert.gate_up.kind, expert.down.kind) for expert in layer.experts]
-        address, product = self._code.address, "matmul" if self._moe.has_bias else "matmul_gated"
+        address, product = self._code.address, "matmul" if self._is_split else "matmul_gated"
         return _LayerRecords(
             np.stack(gated),
             np.stack(down),
@@ -254,7 +257,8 @@ class ExpertRunner:
         )
 
     def _join_record(self, size: int, readers: Sequence[PackedMatrix]) -> Record:
-        """For experts with biases: gate and up are joined once all of both is there."""
+        """For experts with biases: gate and up are joined once all of both is there. For those without a gate, what
+        goes up is."""
         fields: dict[IntEnum, int] = {
             ActivationField.INPUT: address_of(self._projected),
             ActivationField.STRIDE: self._width,

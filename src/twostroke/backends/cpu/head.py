@@ -25,7 +25,7 @@ from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.weights import LayerWeights, Weights
 from twostroke.backends.host.arithmetic import Array, rms_norm
 from twostroke.backends.host.batch import Batch
-from twostroke.backends.host.eagle3 import Ints
+from twostroke.backends.host.paged_layer import Ints
 from twostroke.backends.interface import Companion
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout

@@ -12,6 +12,7 @@ from twostroke.backends.cpu.experts import ExpertNorms, ExpertRunner, LayerExper
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.row_operations import Columns, RowOperations, Rows, forms_read
+from twostroke.backends.cpu.shape import plain_activation
 from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert
 
 
@@ -116,15 +117,28 @@ class MlpOperations(RowOperations):
         self.tape.add("share", fields, wait=self._wait_for_rows())
 
     def _add_gated(self, mlp_in: Projection, mlp_out: Projection) -> Operand:
-        """From normed rows to what goes down, in the forms that this reads."""
+        """From normed rows to what goes down, in the forms that this reads; with a gate or without."""
         gated = self._gated[mlp_out.depth]
-        if mlp_in.is_one_matrix:
+        if mlp_in.is_gated_product:
             self._add_gated_projection(mlp_in, mlp_out, gated)
+            return gated
+        self._add_projection(mlp_in, self._normed, self._inner)
+        up = Columns(self._inner, mlp_in.columns[-1], mlp_out.depth)
+        if len(mlp_in.columns) == 1:
+            self._add_plain_activation(up, mlp_out, gated)
         else:
-            self._add_projection(mlp_in, self._normed, self._inner)
-            up = Columns(self._inner, mlp_in.columns[1], mlp_out.depth)
             self._add_activation(self._inner, up, mlp_out, gated)
         return gated
+
+    def _add_plain_activation(self, up: Columns, reader: Projection, gated: Operand) -> None:
+        """Of an MLP without a gate."""
+        activation: dict[IntEnum, int] = {
+            ActivationField.INPUT: up.place,
+            ActivationField.STRIDE: up.stride,
+            ActivationField.WIDTH: up.width,
+            ActivationField.ROWS: self._rows.count,
+        }
+        self._add_row_operation(f"plain_{plain_activation(self._spec)}", activation, gated, reader)
 
     def _add_gated_projection(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
         """Gate, up and the activation in one: what they pass on to each other never reaches memory."""

@@ -34,6 +34,8 @@ from twostroke.backends.cpu.shape import (
     heads_by_layer,
     latent_shape,
     mlp_widths,
+    mlps_of,
+    plain_activation,
 )
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
@@ -47,7 +49,7 @@ from twostroke.core.errors import BackendError
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention
 from twostroke.models.weights.quantisation import dequantise
 
 _COUNT_FIELDS = (StepField.NUM_QUERY_BLOCKS, StepField.NUM_LOGIT_BLOCKS, StepField.NUM_CHUNK_BLOCKS)
@@ -58,7 +60,7 @@ _KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, *_LIST_FIELDS)
 def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
     spec = checkpoint.spec
     attention = attending(spec)
-    activation = activation_name((spec.layers[0] if spec.moe is None else _with_experts(spec)).present_mlp)
+    activation = activation_name(mlps_of(spec)[0])
     tiles, kv_kind = tile_kinds(checkpoint, formats.weights), KVKind(formats.kv)
     num_experts = 0 if spec.moe is None else spec.moe.num_experts
     if isinstance(attention, LatentAttention):
@@ -80,19 +82,6 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> K
         both_ways=not attention.is_causal,
         plain_activation=plain_activation(spec),
     )
-
-
-def plain_activation(spec: ModelSpec) -> str | None:
-    """Of an encoder; None: it is none."""
-    mlp = spec.layers[0].dense
-    if spec.places is None or mlp is None:
-        return None
-    return "gelu" if mlp.is_exact else mlp.activation
-
-
-def _with_experts(spec: ModelSpec) -> LayerSpec:
-    """Dense layers beside them join gate and up alike: others were declined."""
-    return next(layer for layer in spec.layers if layer.moe is not None)
 
 
 def _shown_name(path: Path) -> str:

@@ -1,6 +1,6 @@
 """The step program: a tape of operations built once for a model and a capacity, which every thread runs from end to
 end over its own part. A step only fills in the step record. Entries that write apart need no barrier between them.
-Once the last layer's keys and values are stored, only the rows whose logits are wanted go on."""
+Once the last keys and values are stored, only the rows whose logits are wanted go on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.recurrent_arguments import GatedNormField
 from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.row_operations import Columns, Rows
-from twostroke.backends.cpu.shape import activation_name, attended_widths, layer_shape, mlp_widths
+from twostroke.backends.cpu.shape import activation_name, attended_widths, layer_shape, mlp_widths, mlps_of
 from twostroke.backends.cpu.tape import Record, Tape
 from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
 from twostroke.models.spec import GroupedAttention, ModelSpec
@@ -68,7 +68,7 @@ class Program(LayerInputOperations):
         rank's weights, and the tape stops where ranks meet."""
         self._spec, self._kv, self._positions = spec, kv, positions
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
-        self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].present_mlp)
+        self._narrows, self._activation = max_tokens > 1, activation_name(mlps_of(spec)[0])
         rows, copies = max_tokens + MOST_LACKING_ROWS, threads if own_copies else 1
         self.hidden = float_zeros(rows, spec.hidden_size)
         self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width if weights.head else 0)
@@ -98,7 +98,9 @@ class Program(LayerInputOperations):
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
         self._make_layer_inputs(max_tokens, narrow_rows, threads)
         self.taps = tuple(float_zeros(rows, spec.hidden_size) for _ in taps)  # [max_tokens, hidden] each
-        is_late = spec.num_layers - 1 in taps or weights.layers[-1].recurrent is not None
+        self._last_mixing = max(index for index, layer in enumerate(weights.layers) if layer.has_attention)
+        wanted_whole = max((self._last_mixing, *taps))
+        is_late = wanted_whole in taps or weights.layers[self._last_mixing].recurrent is not None
         self._narrows_late = self._narrows and is_late
         self.tape = Tape(code)
         self._add_layer_inputs(weights.layer_inputs)
@@ -106,8 +108,8 @@ class Program(LayerInputOperations):
             self._add_layer(index, layer)
             if index in taps:
                 self._add_copy(self.taps[taps.index(index)])
-        if self._narrows_late:
-            self._narrow(Wait.ALWAYS)
+            if self._narrows_late and index == wanted_whole:
+                self._narrow(Wait.ALWAYS)
         self.last_hidden = self._rows.hidden
         """After the last layer, of the rows whose logits are wanted."""
         if weights.head is not None:
@@ -117,9 +119,10 @@ class Program(LayerInputOperations):
         """The entries up to each break, and those behind the last."""
 
     def _add_layer(self, index: int, layer: LayerWeights) -> None:
-        self._add_attention(index, layer)
-        has_input = layer.layer_input is not None
-        self._add_mlp(layer, 1.0 if has_input else layer.scale)
+        if layer.has_attention:
+            self._add_attention(index, layer)
+        if layer.has_mlp:
+            self._add_mlp(layer, layer.scale if layer.layer_input is None else 1.0)
         self._add_layer_input(index, layer.layer_input, layer.scale)
 
     def _projected_width(self, index: int, layer: LayerWeights) -> int:
@@ -243,8 +246,8 @@ class Program(LayerInputOperations):
         self.tape.add("prepare", fields, wait=Wait.ALWAYS)
 
     def _narrow_in(self, index: int) -> dict[IntEnum, int]:
-        """Within the last layer, once all rows have left behind what later ones read."""
-        is_last = index == self._spec.num_layers - 1
+        """Within the last layer that mixes rows, once all have left behind what later ones read."""
+        is_last = index == self._last_mixing
         if not is_last or not self._narrows or self._narrows_late:
             return {}
         gather = self._narrow()

@@ -27,11 +27,25 @@ ROUTING_ARRAYS = 4
 """Of a number for each expert, that choosing some takes in scratch: scores, what they are worth, and no more groups
 than experts, twice."""
 
-CLAMPED = "clamped_"
+CLAMPED, RELU_SQUARED = "clamped_", "relu2"
+
+
+def mlps_of(spec: ModelSpec) -> list[Mlp]:
+    return [layer.mlp for layer in spec.layers if layer.mlp is not None]
+
+
+def plain_activation(spec: ModelSpec) -> str | None:
+    """Of MLPs and experts without a gate; None: all have one."""
+    dense = [mlp.expert if isinstance(mlp, MoeSpec) else mlp for mlp in mlps_of(spec)]
+    dense += [mlp.shared for mlp in mlps_of(spec) if isinstance(mlp, MoeSpec) and mlp.shared is not None]
+    plain = next((one for one in dense if not one.is_gated), None)
+    return None if plain is None else "gelu" if plain.is_exact else activation_name(plain)
 
 
 def activation_name(mlp: Mlp) -> str:
     """Of what joins gate and up: code is made for it, its numbers and all."""
+    if mlp.squared_relu:
+        return RELU_SQUARED
     return mlp.activation if mlp.clamp is None else f"{CLAMPED}{mlp.clamp.limit!r}_{mlp.clamp.alpha!r}"
 
 
@@ -56,7 +70,7 @@ def attended_width(attention: GroupedAttention | LatentAttention) -> int:
 
 def mlp_widths(spec: ModelSpec) -> dict[str, set[int]]:
     """The widths within a model's MLPs, by name."""
-    mlps = [layer.mlp for layer in spec.layers]
+    mlps = mlps_of(spec)
     moes = [mlp for mlp in mlps if isinstance(mlp, MoeSpec)]
     return {
         "intermediate size": {mlp.intermediate_size for mlp in mlps if isinstance(mlp, DenseMlp)},
@@ -123,7 +137,7 @@ class KernelShape:
     both_ways: bool = False
     """Tokens see those behind them, too."""
     plain_activation: str | None = None
-    """Of an encoder, whose MLP has no gate; None: it is none."""
+    """Of MLPs without a gate, as an encoder's are; None: there are none."""
     num_experts: int = 0
     """0: its MLPs are dense."""
     own_value_dim: int | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twostroke.backends.cpu.recurrent_shape import unsupported_recurrent
-from twostroke.backends.cpu.shape import activation_name, attended_widths, mlp_widths
-from twostroke.backends.features import Feature, uncomputed
+from twostroke.backends.cpu.shape import activation_name, attended_widths, mlp_widths, mlps_of
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import uncomputed
 from twostroke.models.spec import (
     DenseMlp,
     GroupedAttention,
@@ -23,33 +23,11 @@ LAYERS_UNLIKE = (
     "its layers differ in their kind of attention, in their experts or activations, or within a KV group in their "
     "heads, and this backend has one of each"
 )
-_LEARNT = frozenset(
-    {
-        Feature.BOTH_WAYS,
-        Feature.ENCODER,
-        Feature.EXPERT_BIASES,
-        Feature.GROWTH,
-        Feature.LATENT,
-        Feature.LAYER_INPUTS,
-        Feature.NORMED_EXPERTS,
-        Feature.NO_ROPE,
-        Feature.OUTPUT_GATE,
-        Feature.OUTPUT_NORMS,
-        Feature.OWN_VALUES,
-        Feature.ROUTING,
-        Feature.SHARED_EXPERTS,
-        Feature.SHARED_KV,
-        Feature.SINKS,
-        Feature.STATES,
-        Feature.VECTORS,
-        Feature.WIDE_NORMS,
-    }
-)
 
 
 def unsupported_shape(checkpoint: Checkpoint) -> str | None:
     spec = checkpoint.spec
-    if (reason := uncomputed(spec, learnt=_LEARNT)) is not None:
+    if (reason := uncomputed(spec, "cpu")) is not None:
         return reason
     if not _attentions(spec):
         return "none of its layers attends, and this backend needs one that does"
@@ -106,7 +84,7 @@ def _lacks_norm(layer: LayerSpec) -> str | None:
     own, moe = layer.attention, layer.moe
     if isinstance(own, GroupedAttention) and own.keys_are_values and not own.value_norm:
         return "its values that are made of keys pass a norm"
-    if layer.has_scale and not layer.sandwich_norms:
+    if layer.has_scale and (layer.mlp is None or not layer.sandwich_norms):
         return "its layers that have a scale norm what their blocks give"
     is_beside = moe is not None and moe.shared is not None and not moe.shared_gate and layer.sandwich_norms
     if moe is not None and moe.has_own_norms and not is_beside:
@@ -122,7 +100,7 @@ def _sharing(spec: ModelSpec) -> list[tuple[int, GroupedAttention]]:
 
 def _mlps_alike(spec: ModelSpec) -> bool:
     """Some layers may have experts, and others an MLP: each kind but for its widths the same, and one activation."""
-    mlps = [layer.mlp for layer in spec.layers if layer.mlp is not None]
+    mlps = mlps_of(spec)
     moes = {replace(mlp, shared=_of_one_width(mlp.shared)) for mlp in mlps if isinstance(mlp, MoeSpec)}
     dense = {_of_one_width(mlp) for mlp in mlps if isinstance(mlp, DenseMlp)}
     inputs = {layer.layer_input for layer in spec.layers}
@@ -148,7 +126,7 @@ def _unlike_latents(attention: LatentAttention) -> str | None:
 def _unlike_experts(checkpoint: Checkpoint) -> str | None:
     """Gate and up are one product, so they are of one kind."""
     for index, layer in enumerate(checkpoint.spec.layers):
-        for expert in () if layer.moe is None else layer.moe.held_experts:
+        for expert in layer.moe.held_experts if layer.moe is not None and layer.moe.is_gated else ():
             gate, up = (checkpoint.tensors[layer_name(index, expert_name(expert, part))] for part in ("gate", "up"))
             if gate.kind is not up.kind:
                 kinds = f"{gate.kind.name} and {up.kind.name}"

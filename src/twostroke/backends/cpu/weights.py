@@ -23,7 +23,7 @@ from twostroke.backends.cpu.recurrent_shape import projected_names
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LatentAttention, Recurrent, expert_name, layer_name
+from twostroke.models.spec import DenseMlp, LatentAttention, Recurrent, expert_name, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 
@@ -51,9 +51,13 @@ class Projection:
         return self.parts[0].matrix.depth
 
     @property
-    def is_one_matrix(self) -> bool:
-        """Of one kind throughout, and without biases: what a gated product asks of gate and up."""
-        return len(self.parts) == 1 and self.parts[0].bias is None
+    def is_gated_product(self) -> bool:
+        """Gate and up in one matrix: of one kind throughout, and without biases."""
+        return len(self.columns) == 2 and len(self.parts) == 1 and self.parts[0].bias is None
+
+
+NO_PROJECTION = Projection((), (), 0)
+"""Of a layer that has no such block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +90,8 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
+    """Of a layer without attention, or without an MLP, their projections are NO_PROJECTION."""
+
     attention_norm: Floats | None
     """None, here and below: the block reads the residual as it is."""
     attention_in: Projection
@@ -111,6 +117,15 @@ class LayerWeights:
     layer_input: LayerInputWeights | None = None
     scale: float = 1.0
     """What the residual is multiplied by behind it."""
+
+    @property
+    def has_attention(self) -> bool:
+        """Or a state."""
+        return self.attention_in is not NO_PROJECTION
+
+    @property
+    def has_mlp(self) -> bool:
+        return self.mlp_in is not NO_PROJECTION
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,9 +237,12 @@ class _Layout:
             return layer_name(index, part)
 
         moe = self._spec.layers[index].moe
-        mlps = [""] if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
+        mlps = [] if self._spec.layers[index].mlp is None else [""]
+        mlps = mlps if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
         attention, latent, recurrent = self._spec.layers[index].attention, None, None
-        if isinstance(attention, LatentAttention):
+        if attention is None:
+            attention_in = NO_PROJECTION
+        elif isinstance(attention, LatentAttention):
             into = "q" if attention.query_rank is None else "q_a"
             attention_in = self._projection([name(into), name("kv_a")])
             latent = self._latent(index, attention)
@@ -235,21 +253,20 @@ class _Layout:
         else:
             parts = (name(part) for part in ("q", "k", "v", "q_gate"))
             attention_in = self._projection([part for part in parts if part in self._tensors])
-        attention_out = self._projection([name("o")])
-        dense = self._spec.layers[index].dense
-        inner = ["up"] if dense is not None and not dense.is_gated else ["gate", "up"]
+        attention_out = NO_PROJECTION if attention is None else self._projection([name("o")])
+        inner = self._inner(self._spec.layers[index].dense if moe is None else moe.expert)
         pairs = [
             (self._projection([name(f"{own}{part}") for part in inner]), self._projection([name(f"{own}down")]))
             for own in mlps
         ]
-        shared = None if moe is None or moe.shared is None else self._shared_expert(index)
+        shared = None if moe is None or moe.shared is None else self._shared_expert(index, moe.shared)
         return LayerWeights(
             attention_norm=self._vector(name("attention_norm")),
             attention_in=attention_in,
             attention_out=attention_out,
             mlp_norm=self._vector(name("mlp_norm")),
-            mlp_in=pairs[0][0],
-            mlp_out=pairs[0][1],
+            mlp_in=pairs[0][0] if pairs else NO_PROJECTION,
+            mlp_out=pairs[0][1] if pairs else NO_PROJECTION,
             q_norm=self._vector(name("q_norm")),
             k_norm=self._vector(name("k_norm")),
             post_attention_norm=self._vector(name("post_attention_norm")),
@@ -272,10 +289,16 @@ class _Layout:
         query_b = None if own.query_rank is None else self._projection([layer_name(index, "q_b")])
         return LatentWeights(latent_norm, key_b, value_b, self._vector(layer_name(index, "q_a_norm")), query_b)
 
-    def _shared_expert(self, index: int) -> SharedExpert:
-        gate, up, down, router = (layer_name(index, f"shared.{part}") for part in ("gate", "up", "down", "router"))
+    def _shared_expert(self, index: int, own: DenseMlp) -> SharedExpert:
+        inner = [layer_name(index, f"shared.{part}") for part in self._inner(own)]
+        down, router = (layer_name(index, f"shared.{part}") for part in ("down", "router"))
         own_router = self._tensors[router].to_float32().reshape(-1) if router in self._tensors else None
-        return SharedExpert(self._projection([gate, up]), self._projection([down]), own_router)
+        return SharedExpert(self._projection(inner), self._projection([down]), own_router)
+
+    @staticmethod
+    def _inner(mlp: DenseMlp | None) -> list[str]:
+        """The matrices that an MLP's input is multiplied by."""
+        return ["gate", "up"] if mlp is None or mlp.is_gated else ["up"]
 
     def _sinks(self, name: str) -> Floats | None:
         found = self._vector(name)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from twostroke.backends.cuda import kv_codes
-from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4
+from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape, mixer_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
@@ -27,8 +27,9 @@ from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads import Head
 from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads.mtp import MtpHead
 from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class CudaFactory:
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
         held = held_of(checkpoint, formats)
-        if not held.codes or (checkpoint.spec.moe is not None and MXFP4 not in held.codes.values()):
+        if not held.codes:
             return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
         is_float8 = set(held.codes.values()) == {FP8} and not held.declined and not _lacks_float8()
         why = "prompts are multiplied in float8, few rows in bf16" if is_float8 else "multiplied in bf16"
@@ -157,11 +158,13 @@ class CudaFactory:
         kept = sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
         return kept + sum(states) * STATE_BYTES
 
-    def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
+    def head_needs(self, head: Head, formats: Formats) -> HeadNeeds | str:
         if isinstance(head, MedusaHeads):
             from twostroke.backends.cuda.medusa import medusa_needs
 
             return medusa_needs(head, formats, self.suits)
+        if isinstance(head, MtpHead):
+            return "it drafts by no MTP blocks yet"
         spec = ModelSpec("eagle3", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
         if (reason := unsupported_layers(spec)) is not None:
             return reason

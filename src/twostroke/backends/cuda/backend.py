@@ -137,6 +137,7 @@ class CudaBackend:
         beside = None if self._drafter is None else self._drafter.attention
         self._prefills = PrefillPath(self._parts, max_rows, max_context, beside)
         self._guesser = Guesser()
+        self._guesser.matcher_of = rows.grammars.known_matcher
         if self._drafter is not None:
             own = self._drafter
             self.unseen = UnseenDrafts(own.name, own.source, own.seconds, own.most, own.max_context)
@@ -196,6 +197,7 @@ class CudaBackend:
 
     def use_speculator(self, speculator: Speculator) -> None:
         self._guesser.speculator = speculator
+        speculator.watch(self._parts.rows.grammars.known_matcher)
 
     def forget_texts(self) -> None:
         if self._guesser.speculator is not None:
@@ -231,7 +233,8 @@ class CudaBackend:
             rows = self._decodes.launch(step)
         if parts.states is not None and not (guesses and self._verifies is not None):
             parts.states.save(step)
-        logprobs = logprob_readers(step, rows, parts, width)
+        num_queries = [1 + guess.num_drafts for guess in guesses] if width > 1 else None
+        logprobs = logprob_readers(step, rows, parts, width, num_queries)
         grammars, sampled = parts.rows.grammars, sampling_ids(step)
         tokens, stuck = parts.tokens[: len(rows) * width], grammars.stuck(sampled)
         drafted = self._guesser.launched(step, guesses)

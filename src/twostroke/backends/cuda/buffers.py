@@ -40,8 +40,7 @@ class Buffers:
         if isinstance(attention, LatentAttention):
             self.latent = LatentBuffers(attention, num_tokens, dtype, device)
         if mixer is not None:
-            num_layers = sum(layer.attention == mixer for layer in spec.layers)
-            self.recurrent = RecurrentBuffers(mixer, num_layers, num_tokens, num_queries, dtype, device)
+            self.recurrent = RecurrentBuffers(spec, mixer, num_tokens, num_queries, dtype, device)
         matrices = {(matrix.kind, matrix.product) for matrix in model_matrices(spec)}
         self.positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self.residual = empty(spec.hidden_size)

@@ -37,7 +37,7 @@ from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader
-from twostroke.backends.host.eagle3 import FIRST_SLOT
+from twostroke.backends.host.paged_layer import FIRST_SLOT
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.heads.eagle3 import Eagle3Head
 

@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 
 from twostroke.backends.cuda.kernels.eight_bits import EightBitMatrix
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
-from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix
-from twostroke.backends.cuda.kernels.packed_format import FP8, MXFP4, Code
+from twostroke.backends.cuda.kernels.packed_format import FP8, Code
 from twostroke.backends.cuda.kernels.packing import PackedMatrix, pack_by_kernel
 from twostroke.backends.cuda.kernels.product import Product
 
@@ -34,13 +34,13 @@ class Plain:
         return self.weight.nbytes
 
 
-LowBitMatrix = EightBitMatrix | FourBitMatrix | GroupedMatrix | MxMatrix
+LowBitMatrix = EightBitMatrix | FourBitMatrix | GroupedMatrix | ExpertMatrix
 
 
 def empty_low_bit(product: Product, code: Code, device: torch.device, *, has_order: bool = False) -> LowBitMatrix:
     """Room for a matrix in a code of few bits, to be filled. `has_order`: its inputs have an order of their own."""
-    if code is MXFP4:
-        return MxMatrix.empty(product.shape, device)
+    if code.by_rows is not None:
+        return ExpertMatrix.empty(product.shape, code.by_rows, device)
     if code.grouping is not None:
         return GroupedMatrix.empty(product.shape, code, device, is_gated=product.is_gated, has_order=has_order)
     if code is FP8:
@@ -82,10 +82,10 @@ class Matrix:
         return form
 
     @property
-    def for_experts(self) -> torch.Tensor | MxMatrix:
-        """What kernels in Triton read of experts' weights: floats, or MXFP4 as it is."""
-        form = self.forms.get(MXFP4.name)
-        return form if isinstance(form, MxMatrix) else self.weight
+    def for_experts(self) -> torch.Tensor | ExpertMatrix:
+        """What kernels in Triton read of experts' weights: floats, or few bits as they are."""
+        stored = (form for form in self.forms.values() if isinstance(form, ExpertMatrix))
+        return next(stored, None) or self.weight
 
     def as_floats(self) -> torch.Tensor:
         """float32 [..., outputs, inputs], as they are held"""

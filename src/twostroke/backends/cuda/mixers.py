@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.kernels.activation import gate_by_sigmoid
 from twostroke.backends.cuda.kernels.latent_store import LatentKV, Turning
 from twostroke.backends.cuda.kernels.paged import Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
@@ -76,6 +77,12 @@ class GroupedPath:
     ) -> None:
         """All of a step's chunks."""
         self._attention.prefill(queries, self._paged[index], work, out, self._scorings[index])
+
+    def gate(self, index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
+        """What heads found passes a gate, where a layer has one."""
+        own = self._heads[index]
+        if own.output_gate:
+            gate_by_sigmoid(out, qkv[:, own.query_width + own.kv_values :])
 
 
 def mixers_of(

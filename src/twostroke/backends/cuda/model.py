@@ -292,6 +292,7 @@ class Decoder:
             self._mixers.decode(index, layer, queries[:slots], positions, rows, out[:slots], decodes.width)
         if prefill is not None:
             self._mixers.prefill(index, layer, queries, prefill, out)
+        self._mixers.gate(index, qkv, out)
         return out
 
     def _recur(
@@ -310,7 +311,7 @@ class Decoder:
             projected = path.drafted(index, number)
         self._products.multiply(stream, layer.attention_norm, layer.qkv, projected)
         if decodes.slots:
-            path.decode(index, layer, projected, out, is_drafted=is_drafted)
+            path.decode(index, layer, projected[: decodes.slots], out[: decodes.slots], is_drafted=is_drafted)
         if prefill is not None:
             path.prefill(index, layer, projected, out)
 

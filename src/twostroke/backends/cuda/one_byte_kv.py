@@ -62,10 +62,10 @@ class OneByteKV:
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, block_size: int, table: torch.Tensor
     ) -> PagedKV:
         """Views of the bytes of a layer  # [blocks, kv_heads, head bytes]"""
-        scales = self.of_heads.get(layer)
-        if scales is None:
-            scales = (self._token_scales(keys, block_size), self._token_scales(values, block_size))
-        return PagedKV(self._numbers(keys, block_size), self._numbers(values, block_size), table, *scales)
+        found = self.of_heads.get(layer)
+        if found is None:
+            found = (self._token_scales(keys, block_size), self._token_scales(values, block_size))
+        return PagedKV(self._numbers(keys, block_size), self._numbers(values, block_size), table, found[0], found[1])
 
     def _head_dim(self, part: torch.Tensor, block_size: int) -> int:
         return part.shape[2] // block_size - (0 if self.of_heads else SCALE_BYTES)

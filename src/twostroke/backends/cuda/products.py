@@ -13,11 +13,11 @@ import torch
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, EightBitMatrix, quantise_rows
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_into
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, dequantise_grouped_into
-from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 from twostroke.backends.cuda.kernels.packed_format import FP8, GROUPED_CODES, LOW_BIT_CODES, LOW_BIT_DEPTH
 from twostroke.backends.cuda.kernels.packed_products import packed_product
@@ -226,7 +226,7 @@ def _in_order(call: Call) -> torch.Tensor:
 
 def _from_low_bit(call: Call) -> None:
     x, weight = _in_order(call), call.matrix.low_bit
-    assert not isinstance(weight, MxMatrix)
+    assert not isinstance(weight, ExpertMatrix)
     packed_product(x, weight, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
     if (bias := call.matrix.bias) is not None:
         (call.out if call.out.dim() == 2 else call.out[0]).add_(bias)
@@ -234,6 +234,9 @@ def _from_low_bit(call: Call) -> None:
 
 def _by_unpacking(call: Call) -> None:
     weight, shape = call.matrix.low_bit, call.matrix.product.shape
+    if prod(shape) > call.scratch.unpacked.numel():
+        _by_slices(call)
+        return
     unpacked = call.scratch.unpacked[: prod(shape)].view(shape)
     if isinstance(weight, GroupedMatrix):
         dequantise_grouped_into(weight, unpacked)
@@ -242,6 +245,16 @@ def _by_unpacking(call: Call) -> None:
     else:
         unpacked.copy_(weight.dequantised())
     _multiply_plain(replace(call, x=_in_order(call)), unpacked)
+
+
+def _by_slices(call: Call) -> None:
+    """Of a head, which is larger than any matrix of a layer: as many outputs at a time as there is room for."""
+    weight, room = call.matrix.low_bit, call.scratch.unpacked
+    assert isinstance(weight, GroupedMatrix) and call.gated is None and call.matrix.bias is None
+    for first, part in weight.slices(room.numel() // weight.width):
+        unpacked = room[: part.rows * part.width].view(part.rows, part.width)
+        dequantise_grouped_into(part, unpacked)
+        _multiply_plain(replace(call, out=call.out[:, first : first + part.rows]), unpacked)
 
 
 def _by_scaling(call: Call) -> None:

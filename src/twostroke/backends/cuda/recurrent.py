@@ -1,15 +1,13 @@
-"""Layers that keep a state in place of keys and values: what is launched between their first product and their last, in
-each phase, and what drafts that held leave behind. Owns the scratch that its kernels share. Nothing here waits for the
-device or allocates once it is made, so every call may be captured."""
+"""Layers that keep a state in place of keys and values: which states a step works on, layer by layer, in each phase,
+and what drafts that held leave behind. How a state changes is `recurrent_rules.py`'s to know. Nothing here waits for
+the device or allocates once it is made, so every call may be captured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from twostroke.backends.cuda.kernels.convolution import convolve_gated_step, convolve_tiles, keep_inputs
 from twostroke.backends.cuda.kernels.state_items import (
     COPIES_AT_ONCE,
     ITEM_WORDS,
@@ -19,28 +17,22 @@ from twostroke.backends.cuda.kernels.state_items import (
     segment_items,
     settled_items,
 )
-from twostroke.backends.cuda.state_shape import StateShape, first_width
-from twostroke.models.spec import ModelSpec, Recurrent, ShortConvolution
+from twostroke.backends.cuda.recurrent_rules import Chunks, rule_of
+from twostroke.backends.cuda.state_shape import first_width
+from twostroke.models.spec import ModelSpec, Recurrent
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.kv_store import KVStore
     from twostroke.backends.cuda.weights import LayerWeights
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecurrentWeights:
-    """What a layer has beside its first and last matrix, in float32; what its kind lacks is None."""
-
-    conv: torch.Tensor  # [conv width, taps]
-
-
 class RecurrentBuffers:
-    """Between the kernels of one layer; layers run one after another and share it."""
+    """Layers run one after another and share it, but for what drafts leave."""
 
     def __init__(
         self,
+        spec: ModelSpec,
         mixer: Recurrent,
-        num_layers: int,
         num_tokens: int,
         num_queries: int,
         dtype: torch.dtype,
@@ -48,6 +40,8 @@ class RecurrentBuffers:
     ) -> None:
         """`num_queries`: of a step that verifies drafts, at most. What its tokens were projected to is held until it is
         known how many of them stay."""
+        num_layers = sum(layer.attention == mixer for layer in spec.layers)
+        self.rule = rule_of(mixer, num_tokens, dtype, device, spec.norm_eps)
         self.decodes, self.segments, self.settled = (
             torch.zeros(num_tokens + COPIES_AT_ONCE, ITEM_WORDS, dtype=torch.int32, device=device) for _ in range(3)
         )
@@ -58,16 +52,12 @@ class RecurrentPath:
     """What every such layer does between its first product and its last."""
 
     def __init__(self, spec: ModelSpec, kv: KVStore, buffers: RecurrentBuffers, lengths: Lengths) -> None:
-        assert kv.states is not None
         layers = [index for index, layer in enumerate(spec.layers) if isinstance(layer.attention, Recurrent)]
-        mixer = spec.layers[layers[0]].attention
-        assert isinstance(mixer, Recurrent)
-        self._mixer, self._shape, self._eps = mixer, StateShape.of(mixer), spec.norm_eps
         self._states = {layer: kv.parts[layer][0] for layer in layers}  # float32 [slots, values] each
         self._place = {layer: place for place, layer in enumerate(layers)}
-        self._buffers, self._lengths = buffers, lengths
-        self._decodes = self._segments = buffers.decodes[:0]
-        self._work: StateWork | None = None
+        self._buffers, self._rule, self._lengths = buffers, buffers.rule, lengths
+        self._decodes = buffers.decodes[:0]
+        self._chunks: Chunks | None = None
 
     def begin(
         self,
@@ -80,11 +70,12 @@ class RecurrentPath:
     ) -> None:
         """Before the first layer: rows and positions of the tokens that may be decodes, `width` of each stream;
         `count`: how many streams are."""
-        buffers, lengths, self._work = self._buffers, self._lengths, work
+        buffers, lengths = self._buffers, self._lengths
         if len(rows):
             self._decodes = decode_items(rows, positions, lengths, buffers.decodes, count, width=width)
         if work is not None:
-            self._segments = segment_items(work.segments, lengths, buffers.segments)
+            items = segment_items(work.segments, lengths, buffers.segments)
+            self._chunks = Chunks(items, work.tiles, len(rows) if count is None else 0, count)
 
     def drafted(self, index: int, num_queries: int) -> torch.Tensor:
         """Where tokens of a step that verifies drafts are projected to  # [num_queries, first width]"""
@@ -94,16 +85,14 @@ class RecurrentPath:
         self, index: int, layer: LayerWeights, projected: torch.Tensor, out: torch.Tensor, *, is_drafted: bool
     ) -> None:
         """Of the streams. Drafts change no state yet: `settle` does, when it is known which of them hold."""
-        assert layer.recurrent is not None and isinstance(self._mixer, ShortConvolution)
-        states, weight = self._states[index], layer.recurrent.conv
-        convolve_gated_step(projected, weight, states, self._decodes, out, self._shape, writes=not is_drafted)
+        assert layer.recurrent is not None
+        states = self._states[index]
+        self._rule.decode(layer.recurrent, projected, states, self._decodes, out, writes=not is_drafted)
 
     def prefill(self, index: int, layer: LayerWeights, projected: torch.Tensor, out: torch.Tensor) -> None:
         """Of all chunks."""
-        work, states, shape, own = self._work, self._states[index], self._shape, layer.recurrent
-        assert work is not None and own is not None and isinstance(self._mixer, ShortConvolution)
-        convolve_tiles(projected, own.conv, None, states, self._segments, work.tiles, out, shape, gated=True)
-        keep_inputs(projected, states, self._segments, shape, gated=True)
+        assert layer.recurrent is not None and self._chunks is not None
+        self._rule.prefill(layer.recurrent, projected, self._states[index], self._chunks, out)
 
     def settle(
         self,
@@ -118,8 +107,6 @@ class RecurrentPath:
         its slot, which comes before."""
         items = settled_items(rows, counts, self._lengths, self._buffers.settled, width=width, saves=saves)
         for index, states in self._states.items():
-            projected = self.drafted(index, len(rows))
-            self._replay(layers[index], projected, states, items)
-
-    def _replay(self, layer: LayerWeights, projected: torch.Tensor, states: torch.Tensor, items: torch.Tensor) -> None:
-        keep_inputs(projected, states, items, self._shape, gated=isinstance(self._mixer, ShortConvolution))
+            own = layers[index].recurrent
+            assert own is not None
+            self._rule.replay(own, self.drafted(index, len(rows)), states, items)

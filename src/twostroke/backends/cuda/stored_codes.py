@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,13 @@ from twostroke.backends.cuda.kernels.packed_format import (
     GROUPED_CODES,
     INT4,
     LOW_BIT_DEPTH,
-    MXFP4,
     Code,
     Grouping,
     Offset,
     ScaleType,
     grouped_code,
 )
+from twostroke.backends.cuda.kernels.row_forms import HOLDS_ALL, MX, NVFP4, ROW_FORMS, RowForm, RowScale
 from twostroke.core.formats import STORED, Formats
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.stored_forms import ScaledTensor, ScaleKind
@@ -41,9 +41,35 @@ BLOCKS: Mapping[WeightKind, tuple[int, Grouping]] = {
     WeightKind.Q4_K: (32, Grouping(0, "two", "added")),
     WeightKind.Q5_K: (32, Grouping(1, "two", "added")),
     WeightKind.Q6_K: (16, Grouping(2, "two")),
+    WeightKind.Q3_K: (16, Grouping(0, "two")),  # numbers of three bits and of two are held in four
+    WeightKind.Q2_K: (16, Grouping(0, "two", "added")),
+    WeightKind.IQ4_NL: (32, Grouping(0, "f16", table="iq4_nl")),
+    WeightKind.IQ4_XS: (32, Grouping(0, "two", table="iq4_nl")),
+    WeightKind.MXFP4: (32, Grouping(0, "bf16", table="e2m1")),
+    WeightKind.MXFP4_PARTS: (32, Grouping(0, "bf16", table="e2m1")),
+    WeightKind.NVFP4_PARTS: (16, Grouping(0, "f32", table="e2m1")),
 }
-"""GGUF's kinds that there is a code for: inputs that share a scale, and how numbers and scales are held."""
-_SCALE_TYPES: Mapping[ScaleKind, ScaleType] = {ScaleKind.F16: "f16", ScaleKind.BF16: "bf16"}
+"""Kinds that there is a code for, whatever a tensor is like: inputs that share a scale, and how numbers and scales are
+held."""
+ROW_KINDS: Mapping[WeightKind, RowForm] = {
+    WeightKind.MXFP4: MX,
+    WeightKind.MXFP4_PARTS: MX,
+    WeightKind.NVFP4_PARTS: NVFP4,
+    WeightKind.Q8_0: RowForm(8, "whole", 32, "f16"),
+    WeightKind.Q4_0: RowForm(4, "whole", 32, "f16"),
+    WeightKind.Q4_1: RowForm(4, "whole", 32, "f16", "added"),
+    WeightKind.Q5_0: RowForm(5, "whole", 32, "f16"),
+    WeightKind.Q5_1: RowForm(5, "whole", 32, "f16", "added"),
+    WeightKind.Q2_K: RowForm(2, "whole", 16, "two", "added"),
+    WeightKind.Q3_K: RowForm(3, "whole", 16, "two"),
+    WeightKind.Q4_K: RowForm(4, "whole", 32, "two", "added"),
+    WeightKind.Q5_K: RowForm(5, "whole", 32, "two", "added"),
+    WeightKind.Q6_K: RowForm(6, "whole", 16, "two"),
+    WeightKind.IQ4_NL: RowForm(4, "iq4_nl", 32, "f16"),
+    WeightKind.IQ4_XS: RowForm(4, "iq4_nl", 32, "two"),
+}
+"""The same of experts, whose numbers lie by rows."""
+_SCALE_TYPES: Mapping[ScaleKind, Literal["f16", "bf16"]] = {ScaleKind.F16: "f16", ScaleKind.BF16: "bf16"}
 
 
 def is_low_bit(formats: Formats) -> bool:
@@ -64,7 +90,7 @@ class Held:
     @property
     def dense_codes(self) -> set[Code]:
         """Of matrices that every token meets."""
-        return {code for code in self.codes.values() if code is not MXFP4}
+        return {code for code in self.codes.values() if code.by_rows is None}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -105,12 +131,39 @@ def stored_held(checkpoint: Checkpoint, matrices: Iterable[Stored]) -> Held:
 
 
 def experts_code(tensors: Sequence[WeightTensor]) -> Code | str:
-    """As `code_for`, of experts: kernels that take several matrices read one code."""
-    others = [tensor.kind for tensor in tensors if tensor.kind not in (WeightKind.MXFP4, WeightKind.MXFP4_PARTS)]
+    """As `code_for`, of experts: kernels that take several matrices read one form of rows."""
+    found: dict[RowForm, WeightTensor] = {}
+    for tensor in tensors:
+        form = _row_form(tensor)
+        if isinstance(form, str):
+            return form
+        found[form] = tensor
+    first, *others = found
     if not others:
-        return MXFP4
-    what = "experts have no form on this backend" if others[0].is_quantised else "is not in few bits"
-    return f"{others[0].name.removesuffix('_PARTS')} {what}"
+        return first.code
+    if any(form.levels not in ("whole", "iq4_nl") for form in found):
+        return f"experts of {' and '.join(sorted({one.kind.name for one in found.values()}))} have no form together"
+    return replace(HOLDS_ALL, group=min(form.group or tensors[0].shape[1] for form in found)).code
+
+
+def _row_form(tensor: WeightTensor) -> RowForm | str:
+    name = tensor.kind.name.removesuffix("_PARTS")
+    if (form := ROW_KINDS.get(tensor.kind)) is not None:
+        return form
+    if not isinstance(tensor, ScaledTensor):
+        what = "experts have no form on this backend" if tensor.kind.is_quantised else "is not in few bits"
+        return f"{name} {what}"
+    parts = tensor.outline
+    if parts.group_of_input is not None:
+        return "experts whose inputs have an order of their own have no form on this backend"
+    scale: RowScale = "f32" if parts.global_scale is not None else _SCALE_TYPES.get(parts.scale_kind, "f32")
+    group = 0 if parts.group_size >= parts.shape[1] else parts.group_size
+    offset: Offset = "none" if parts.zeros is None else "zero"
+    if tensor.kind is WeightKind.FP8:
+        found = RowForm(8, "e4m3", group, "f32")
+    else:
+        found = RowForm(4 if tensor.kind is WeightKind.INT4 else 8, "whole", group, scale, offset)
+    return found if found in ROW_FORMS else f"groups of {group} inputs have no form for experts on this backend"
 
 
 def code_for(tensors: Sequence[WeightTensor]) -> Code | str:
@@ -171,7 +224,7 @@ def _nature(tensor: WeightTensor) -> tuple[int, Grouping] | str:
         return "an order of inputs leaves groups of different sizes"
     if tensor.kind is WeightKind.FP8:
         return group, Grouping(4, "f32", is_float8=True)
-    scale = "f32" if parts.global_scale is not None else _SCALE_TYPES.get(parts.scale_kind, "f32")
+    scale: ScaleType = "f32" if parts.global_scale is not None else _SCALE_TYPES.get(parts.scale_kind, "f32")
     return group, Grouping(0 if tensor.kind is WeightKind.INT4 else 4, scale, "none" if parts.zeros is None else "zero")
 
 
@@ -180,6 +233,7 @@ def _joined(found: Sequence[tuple[int, Grouping]]) -> Code | str:
     group, groupings = min(size for size, _ in found), {grouping for _, grouping in found}
     if len({grouping.is_float8 for grouping in groupings}) > 1:
         return "parts of one matrix are float8 and whole numbers"
+    tables = {grouping.table for grouping in groupings}
     highs, scales = {grouping.high_bits for grouping in groupings}, {grouping.scale for grouping in groupings}
     offsets = {grouping.offset for grouping in groupings}
     offset: Offset = "zero" if "zero" in offsets else "added"
@@ -187,5 +241,7 @@ def _joined(found: Sequence[tuple[int, Grouping]]) -> Code | str:
         offset = next(iter(offsets))
     scale = next(iter(scales)) if len(scales) == 1 else "f32"
     is_float8 = any(grouping.is_float8 for grouping in groupings)
-    code = grouped_code(group, Grouping(max(highs), scale, offset, is_float8))
-    return code if code in GROUPED_CODES else grouped_code(min(group, 32), Grouping(4, "f32", "added"))
+    code = grouped_code(group, Grouping(max(highs), scale, offset, is_float8, next(iter(tables))))
+    if len(tables) == 1 and code in GROUPED_CODES:
+        return code
+    return grouped_code(min(group, 32), Grouping(4, "f32", "added"))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
-from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix
 from twostroke.backends.cuda.kernels.packed_format import Code, can_pack
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
@@ -239,7 +239,7 @@ class Pool:
             form = empty_low_bit(product, self._code, self.device)
             if isinstance(form, GroupedMatrix):
                 form.draw()
-            elif not isinstance(form, MxMatrix):  # which no table has lines for
+            elif not isinstance(form, ExpertMatrix):  # which no table has lines for
                 form.quantise(drawn[index % len(drawn)])
             made.append(Matrix("drawn", product, {self._code.name: form}, bias))
         return made

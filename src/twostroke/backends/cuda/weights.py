@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda import kept_forms
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
-from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.latent import LatentWeights
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
 from twostroke.backends.cuda.moe import MoeWeights, SharedWeights
-from twostroke.backends.cuda.recurrent import RecurrentWeights
+from twostroke.backends.cuda.recurrent_rules import RecurrentWeights
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.tuned_table import Choices
@@ -96,18 +96,13 @@ class Weights:
         loader = WeightLoader(checkpoint, device, dtype, held)
         spec = checkpoint.spec
         layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
-        embedding = loader.place(("embedding",))
-        head = embedding if spec.tied_embeddings else loader.place(("output",))
-        weights = Weights(
-            embedding,
-            layers,
-            loader.place(("final_norm",)),
-            Matrix("head", head_of(spec).product, {"plain": Plain(head)}),
-        )
+        embedding, head = loader.place(("embedding",)), head_of(spec)
+        head_forms: dict[str, Form] = {"plain": Plain(embedding)} if spec.tied_embeddings else loader.forms(head)
+        weights = Weights(embedding, layers, loader.place(("final_norm",)), Matrix("head", head.product, head_forms))
         if copies is not None and dtype == torch.bfloat16:
             names = {matrix.name for matrix in with_copies(spec, copies, is_low_bit=bool(held.codes))}
             for matrix in weights.matrices():
-                if matrix.name in names:
+                if matrix.name in names and "plain" in matrix.forms:
                     matrix.make_room_for_packed()
         return weights, loader
 
@@ -165,18 +160,19 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
         post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
         sinks=floats("sinks", isinstance(attention, GroupedAttention) and attention.has_sinks),
         latent=latent,
-        recurrent=_recurrent(loader, index, attention) if isinstance(attention, Recurrent) else None,
+        recurrent=_recurrent(loader, index) if isinstance(attention, Recurrent) else None,
     )
 
 
-def _recurrent(loader: WeightLoader, index: int, mixer: Recurrent) -> RecurrentWeights:
+def _recurrent(loader: WeightLoader, index: int) -> RecurrentWeights:
     def floats(name: str) -> torch.Tensor | None:
         full_name = layer_name(index, name)
         return loader.place((full_name,), dtype=torch.float32) if full_name in loader.checkpoint.tensors else None
 
     conv = floats("conv")
     assert conv is not None
-    return RecurrentWeights(conv)
+    names = ("conv_bias", "dt_bias", "decay", "skip", "gated_norm")
+    return RecurrentWeights(conv, **{name: floats(name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,7 +208,7 @@ class _LowBitPlace:
             if self.tensors[0].kind.is_quantised:
                 fill_stored(self.place, self.tensors)
                 return
-            assert not isinstance(self.place, GroupedMatrix | MxMatrix)
+            assert not isinstance(self.place, GroupedMatrix | ExpertMatrix)
             weight = torch.empty(self.product.shape, dtype=self.dtype, device=self.place.data.device)
             start = 0
             for tensor in self.tensors:

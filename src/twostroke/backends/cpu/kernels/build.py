@@ -74,7 +74,8 @@ def routing_text(isa: InstructionSet) -> str:
     return str(emitter.module)
 
 
-def encoder_text(activation: str, isa: InstructionSet) -> str:
+def plain_text(activation: str, isa: InstructionSet) -> str:
+    """Of MLPs without a gate; encoders' norms with it."""
     emitter = _emitter(isa)
     emit_layer_norm(emitter)
     emit_plain_activation(emitter, activation)

@@ -4,6 +4,7 @@
 //    8  float8 (e4m3), by rows, in an order of inputs that gives a thread sixteen bytes of a row (eight_bits.py)
 //    4  whole numbers of four bits (four_bits.py), with SCALES scales of each row in a round; OFFSETS: and as many offsets
 //    5  numbers and scales as a file has them (grouped_numbers.py): HIGH bits above the lowest four, FLOAT8 or whole;
+//       TABLE: of four bits, which are places among sixteen bytes; MIDDLE the number that stands for nothing;
 //       SCALE_TYPE 0 float16, 1 bfloat16, 2 float32, 3 signed bytes beside a float16 of the round; OFFSETS 0 none, 1 that
 //       is added, 2 the number that stands for nothing
 // UNIT_BYTES are those of 64 rows in a round of DEPTH inputs. Sums are brought back by what was taken off the weights'
@@ -145,10 +146,17 @@ __device__ __forceinline__ void load_scales(Scale (&found)[2], u32 scales, u32 r
     constexpr float UNIT = 9.183549615799121e-41f;  // 2^-133
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
-      float zero = OFFSETS == 2 ? found[half].offset : FLOAT8 ? 0.0f : (float)(8 << HIGH);
+      float zero = OFFSETS == 2 ? found[half].offset : FLOAT8 ? 0.0f : (float)MIDDLE;
       found[half].offset = -(zero * found[half].factor) * UNIT;
     }
   }
+}
+
+// Two numbers of four bits, in the halves of a word, as the bytes that they stand for: of the first eight or of the last.
+__device__ __forceinline__ u32 looked_up(u32 both) {
+  u32 places = (both & 0x7) | (both >> 8 & 0x700), last = (both >> 3 & 0x00010001) * 0xFF;
+  u32 low = __byte_perm(ENTRIES_0, ENTRIES_1, places), high = __byte_perm(ENTRIES_2, ENTRIES_3, places);
+  return ((low & ~last) | (high & last)) & 0x00FF00FF;
 }
 
 // Two weights of a row: neighbours, in the halves of a word.
@@ -187,6 +195,7 @@ __device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], u32 unit, u
       if constexpr (HIGH == 4) both |= (highs[at % 4] >> 4 * i & 0x000F000F) << 4;
       if constexpr (HIGH == 2) both |= (highs[at / 2] >> (at % 2 * 8 + 2 * i) & 0x00030003) << 4;
       if constexpr (HIGH == 1) both |= (highs[0] >> (at % 4 * 4 + i) & 0x00010001) << 4;
+      if constexpr (TABLE) both = looked_up(both);
       words[step][i] = two_weights(both, scale[i % 2]);
     }
   }

@@ -163,7 +163,7 @@ def convolve_tiles(
     dependent(_tiles, (len(tiles), cdiv(shape.conv_width, block)), x.device)(
         x, weight, bias, states, items, tiles, out, x.stride(0), out.stride(0), CHANNELS=shape.conv_width,
         TAPS=shape.taps, RING=shape.ring, VALUES=shape.values, GATED=gated, TILE=TILE, BLOCK=block, FIELDS=TILE_WORDS,
-        num_warps=4,
+        num_warps=8,
     )  # fmt: skip
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_format import MXFP4, can_pack
+from twostroke.backends.cuda.kernels.packed_format import can_pack
 from twostroke.backends.cuda.kernels.packed_tiles import LEAST_STAGES, WHOLE_ROUND_ROWS, PackedTile
 from twostroke.backends.cuda.kernels.product import DEPTH, Card, Product, Settings, declines, settings_of
+from twostroke.backends.cuda.kernels.row_forms import RowForm
 
 NO_EXPERTS: Final = "it takes experts' matrices"
 MAX_PACKED_EXPERTS: Final = 256
@@ -91,17 +92,19 @@ class FewExperts:
         return [{}] if 2 * rows <= product.experts else []
 
 
-class MxFewExperts(FewExperts):
-    """The same of weights in MXFP4. No table has lines for it yet: while an expert seldom has two tokens."""
+class StoredFewExperts(FewExperts):
+    """The same of weights in few bits. No table has lines for it yet: while an expert seldom has two tokens."""
 
-    name, form = "mxfp4_few_experts", MXFP4.name
+    def __init__(self, form: RowForm) -> None:
+        self.name, self.form = f"{form.name}_few_experts", form.name
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> FewTile | str:
         if not settings and rows > self.last_rows(product):
             return "its tokens share no weights"
         return super().tile(product, rows, card, settings)
 
-    def last_rows(self, product: Product) -> int:
+    @staticmethod
+    def last_rows(product: Product) -> int:
         """That it takes by its rule."""
         return product.experts // 2
 
@@ -156,10 +159,11 @@ class GroupedExperts:
         return [settings_of(replace(tile, num_stages=stages)) for tile in near for stages in {tile.num_stages, 3}]
 
 
-class MxGroupedExperts(GroupedExperts):
-    """The same of weights in MXFP4, which are brought to floats on their way to the matrix instruction."""
+class StoredGroupedExperts(GroupedExperts):
+    """The same of weights in few bits, which are brought to floats on their way to the matrix instruction."""
 
-    name, form = "mxfp4_grouped_experts", MXFP4.name
+    def __init__(self, form: RowForm) -> None:
+        self.name, self.form = f"{form.name}_grouped_experts", form.name
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> GroupedTile | str:
         tile = super().tile(product, rows, card, settings)

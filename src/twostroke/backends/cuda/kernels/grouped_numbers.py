@@ -4,6 +4,7 @@ bfloat16 for products of many rows. A weight is made in float32 and rounded once
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -19,6 +20,7 @@ from twostroke.backends.cuda.kernels.packed_format import (
     LOW_BIT_DEPTH,
     OFFSETS,
     SCALE_TYPES,
+    TABLES,
     UNIT_ROWS,
     Code,
     Grouping,
@@ -88,6 +90,15 @@ class GroupedMatrix:
         assert self.code.grouping is not None
         return self.code.grouping
 
+    def slices(self, most_rows: int) -> Iterator[tuple[int, GroupedMatrix]]:
+        """Views of runs of whole units, no longer than so many rows where a unit is not, with the first row of each."""
+        assert not self.is_gated and self.order is None
+        step = max(1, most_rows // UNIT_ROWS)
+        for unit in range(0, self.units, step):
+            first = unit * UNIT_ROWS
+            rows = min(step * UNIT_ROWS, self.rows - first)
+            yield first, GroupedMatrix(self.data[unit : unit + step], self.code, rows, self.width, False)
+
     def put(self, numbers: torch.Tensor, values: GroupValues) -> None:
         """numbers: uint8 [rows, width], in `order`"""
         own, rounds = self.grouping, self.rounds
@@ -106,7 +117,8 @@ class GroupedMatrix:
     def draw(self) -> None:
         """At random, as large as a layer's weights are: for who measures products."""
         own, device = self.grouping, self.data.device
-        numbers = torch.randint(0, 120 if own.is_float8 else 2 * own.middle, (self.rows, self.width), device=device)
+        most = 120 if own.is_float8 else 16 << own.high_bits
+        numbers = torch.randint(0, most, (self.rows, self.width), device=device)
         groups, share = (self.rows, -(-self.width // self.code.group)), 0.02 / (4 * own.middle)
         scales, offsets, tops = torch.full(groups, share, device=device), None, None
         if own.scale == "two":
@@ -147,6 +159,8 @@ class GroupedMatrix:
         if own.high_bits:
             above = _parted(self.data[..., LOW_BYTES : own.number_bytes], own.high_bits)
             numbers = numbers | above[..., torch.argsort(highs)] << 4
+        if own.table is not None:
+            numbers = torch.tensor(TABLES[own.table].entries, device=self.data.device)[numbers.long()]
         levels = numbers.contiguous().view(E4M3).float() if own.is_float8 else numbers.float()
         levels = levels.view(self.units, self.rounds, UNIT_ROWS, held, -1)
         scales, offsets = (kind.transpose(2, 3)[..., None] for kind in self._held_values())
@@ -221,12 +235,19 @@ def dequantise_grouped_into(weight: GroupedMatrix, out: torch.Tensor) -> None:
     """out: [rows, width], contiguous; gate, then up; inputs in the matrix's `order`. At the speed of memory."""
     assert out.shape == (weight.rows, weight.width) and out.is_contiguous()
     code, own = weight.code, weight.grouping
+    words = (0, 0, 0, 0) if own.table is None else tuple(_signed_word(word) for word in TABLES[own.table].words)
     launcher(_dequantise_grouped, (weight.units * weight.rounds,))(
         weight.data, weight.data.view(torch.float16), weight.data.view(BF16), weight.data.view(torch.float32), out,
         weight.rows, weight.width, weight.rounds, UNIT_BYTES=code.unit_bytes, SCALES=code.scales, HIGH=own.high_bits,
         SCALE_TYPE=SCALE_TYPES[own.scale], OFFSET=OFFSETS[own.offset], FLOAT8=own.is_float8, GATED=weight.is_gated,
+        MIDDLE=own.middle, TABLE=own.table is not None, FIRST=words[0], SECOND=words[1], THIRD=words[2], LAST=words[3],
         UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, num_warps=4,
     )  # fmt: skip
+
+
+def _signed_word(word: int) -> int:
+    """The same bits as an int32 has them."""
+    return word - (1 << 32) if word >> 31 else word
 
 
 @triton.jit
@@ -250,7 +271,8 @@ def _values(data, halves, bfloats, floats, start, at, SCALE_TYPE: tl.constexpr):
 def _dequantise_grouped(
     data, halves, bfloats, floats, out, rows, width, rounds, UNIT_BYTES: tl.constexpr, SCALES: tl.constexpr,
     HIGH: tl.constexpr, SCALE_TYPE: tl.constexpr, OFFSET: tl.constexpr, FLOAT8: tl.constexpr, GATED: tl.constexpr,
-    UNIT: tl.constexpr, DEPTH: tl.constexpr,
+    MIDDLE: tl.constexpr, TABLE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
+    LAST: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """One round of one unit."""
     program = tl.program_id(0)
@@ -270,6 +292,10 @@ def _dequantise_grouped(
             bit = (warp * 256 + lane * 8 + step // 4 * 4) * 8 + k % 2 * 16 + step % 4 * 4 + place
         above = (tl.load(data + start + low_bytes + bit // 8).to(tl.int32) >> (bit % 8)) & ((1 << HIGH) - 1)
         number = number | (above << 4)
+    if TABLE:
+        first_half, last_half = tl.where(number < 4, FIRST, SECOND), tl.where(number < 12, THIRD, LAST)
+        words = tl.where(number < 8, first_half, last_half)
+        number = (words >> (number % 4 * 8)) & 255
     kinds: tl.constexpr = 2 if OFFSET > 0 else 1
     scales = start + low_bytes + UNIT * DEPTH * HIGH // 8
     row_place, group = warp * 16 + in_unit % 8 * 2 + half, k * SCALES // DEPTH
@@ -295,7 +321,7 @@ def _dequantise_grouped(
     elif OFFSET == 2:
         value = (number.to(tl.float32) - offset) * scale
     else:
-        value = (number - (8 << HIGH)).to(tl.float32) * scale
+        value = (number - MIDDLE).to(tl.float32) * scale
     row = program // rounds * UNIT + in_unit
     target = (row % 16 // 8) * (rows // 2) + row // 16 * 8 + row % 8 if GATED else row
     inputs = program % rounds * DEPTH + k

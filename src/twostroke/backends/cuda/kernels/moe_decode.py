@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.kernels.activation import Gate, activate
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix, parts_of, stored_sums
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile
-from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix, mx_sums, parts_of
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait, wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
@@ -63,11 +63,11 @@ def _few_logits_kernel(
 
 @triton.jit
 def _gate_up_kernel(
-    x, logits, chosen, gate_up, scales, bias, activations, hidden: tl.constexpr, intermediate: tl.constexpr,
-    experts: tl.constexpr, top_k: tl.constexpr, KIND: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
+    x, logits, chosen, gate_up, highs, scales, offsets, tops, bias, activations, hidden: tl.constexpr,
+    intermediate: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, KIND: tl.constexpr, OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program: a pair (token, slot) and a block of its expert's intermediate values. `scales`: of weights in MXFP4;
+    """A program: a pair (token, slot) and a block of its expert's intermediate values. FORM: of weights in few bits;
     None: they are floats."""
     pair = tl.program_id(1)
     token = pair // top_k
@@ -83,16 +83,19 @@ def _gate_up_kernel(
         expert = tl.sum(tl.where(ranks == pair % top_k, ids, 0), 0)
     is_output = (outputs < intermediate)[:, None]
     mask = outputs < intermediate
-    if scales is not None:
-        first = expert.to(tl.int64) * (2 * intermediate) + tl.where(mask, outputs, 0)
-        rows, scale_rows = gate_up + first * (hidden // 2), scales + first * (hidden // 32)
-        up_rows, up_scales = rows + intermediate * (hidden // 2), scale_rows + intermediate * (hidden // 32)
+    if FORM is not None:
+        rows = expert.to(tl.int64) * (2 * intermediate) + tl.where(mask, outputs, 0)
         gate_sums = tl.zeros([OUTPUTS, DEPTH // 32], tl.float32)
         up_sums = tl.zeros([OUTPUTS, DEPTH // 32], tl.float32)
         own_inputs = x + token.to(tl.int64) * hidden
         for start in range(0, hidden, DEPTH):
-            gate_sums += mx_sums(rows, scale_rows, own_inputs, start, hidden, OUTPUTS, DEPTH)
-            up_sums += mx_sums(up_rows, up_scales, own_inputs, start, hidden, OUTPUTS, DEPTH)
+            gate_sums += stored_sums(
+                gate_up, highs, scales, offsets, tops, rows, own_inputs, start, hidden, FORM, OUTPUTS, DEPTH
+            )
+            up_sums += stored_sums(
+                gate_up, highs, scales, offsets, tops, rows + intermediate, own_inputs, start, hidden, FORM, OUTPUTS,
+                DEPTH,
+            )  # fmt: skip
         gate, up = tl.sum(gate_sums, 1), tl.sum(up_sums, 1)
     else:
         gate, up = _gate_and_up(x, gate_up, expert, token, outputs, is_output, hidden, intermediate, OUTPUTS, DEPTH)
@@ -128,9 +131,9 @@ def _gate_and_up(
 
 @triton.jit
 def _down_kernel(
-    activations, logits, chosen, shares, down, scales, bias, residual, out, hidden: tl.constexpr,
+    activations, logits, chosen, shares, down, highs, scales, offsets, tops, bias, residual, out, hidden: tl.constexpr,
     intermediate: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr,
-    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a token and a block of outputs, over all the token's experts."""
     token = tl.program_id(1)
@@ -138,7 +141,7 @@ def _down_kernel(
     ids = tl.arange(0, EXPERTS_PADDED)
     depth = tl.arange(0, DEPTH)
     is_output = (outputs < hidden)[:, None]
-    offsets = outputs[:, None] * intermediate + depth[None, :]
+    places = outputs[:, None] * intermediate + depth[None, :]
     # Before the wait, while `_gate_up_kernel` still runs: it let this one start only after the routing was written.
     if chosen is not None:
         expert = tl.load(chosen + token * top_k)
@@ -152,8 +155,8 @@ def _down_kernel(
             total = tl.sum(tl.where(ranks < top_k, tl.exp(values - largest), 0.0), 0)
         expert = tl.sum(tl.where(ranks == 0, ids, 0), 0)
     mask = outputs < hidden
-    if scales is None:
-        rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
+    if FORM is None:
+        rows = down + expert.to(tl.int64) * (hidden * intermediate) + places
         weights = tl.load(rows, mask=is_output & (depth < intermediate)[None, :], other=0.0)
         sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
     else:
@@ -167,8 +170,8 @@ def _down_kernel(
                 expert = tl.load(chosen + token * top_k + slot)
             else:
                 expert = tl.sum(tl.where(ranks == slot, ids, 0), 0)
-            if scales is None:
-                rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
+            if FORM is None:
+                rows = down + expert.to(tl.int64) * (hidden * intermediate) + places
         if chosen is not None:
             share = tl.load(shares + token * top_k + slot)
         else:
@@ -176,11 +179,12 @@ def _down_kernel(
         if bias is not None:
             biases += share * tl.load(bias + expert * hidden + outputs, mask=mask, other=0.0).to(tl.float32)
         inputs = activations + (token * top_k + slot) * intermediate
-        if scales is not None:
-            first = expert.to(tl.int64) * hidden + readable
-            packed, own_scales = down + first * (intermediate // 2), scales + first * (intermediate // 32)
+        if FORM is not None:
+            own_rows = expert.to(tl.int64) * hidden + readable
             for start in range(0, intermediate, DEPTH):
-                sums += share * mx_sums(packed, own_scales, inputs, start, intermediate, OUTPUTS, DEPTH)
+                sums += share * stored_sums(
+                    down, highs, scales, offsets, tops, own_rows, inputs, start, intermediate, FORM, OUTPUTS, DEPTH
+                )
         else:
             for start in tl.static_range(0, intermediate, DEPTH):
                 is_depth = start + depth < intermediate
@@ -209,7 +213,7 @@ def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor) -
 def few_tokens_gate_up(
     x: torch.Tensor,
     routed: Routed,
-    gate_up: torch.Tensor | MxMatrix,
+    gate_up: torch.Tensor | ExpertMatrix,
     activations: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
@@ -219,19 +223,19 @@ def few_tokens_gate_up(
     """x [num_tokens, hidden], gate_up [experts, 2 * intermediate, hidden], bias [experts, 2 * intermediate]
     -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
     (num_tokens, hidden), top_k = x.shape, routed.top_k
-    gate_up, scales = parts_of(gate_up)
-    experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
+    parts, form = parts_of(gate_up)
+    experts, intermediate = parts.data.shape[0], parts.data.shape[1] // 2
     dependent(_gate_up_kernel, (cdiv(intermediate, tile.outputs), num_tokens * top_k), x.device)(
-        x, routed.logits, routed.chosen, gate_up, scales, bias, activations, hidden, intermediate, experts, top_k,
-        KIND=kind, OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(hidden)),
-        EXPERTS_PADDED=next_power_of_2(experts), num_warps=tile.num_warps,
+        x, routed.logits, routed.chosen, *parts, bias, activations, hidden, intermediate, experts, top_k, KIND=kind,
+        OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(hidden)), EXPERTS_PADDED=next_power_of_2(experts),
+        FORM=form, num_warps=tile.num_warps,
     )  # fmt: skip
 
 
 def few_tokens_down(
     activations: torch.Tensor,
     routed: Routed,
-    down: torch.Tensor | MxMatrix,
+    down: torch.Tensor | ExpertMatrix,
     out: torch.Tensor,
     *,
     normalise: bool,
@@ -243,11 +247,11 @@ def few_tokens_down(
     out [num_tokens, hidden], on top of `residual` if there is one (`out` itself, perhaps). It must directly follow that
     kernel. `normalise`: of routing by logits."""
     (num_tokens, hidden), top_k, intermediate = out.shape, routed.top_k, activations.shape[1]
-    down, scales = parts_of(down)
-    experts = len(down)
+    parts, form = parts_of(down)
+    experts = len(parts.data)
     dependent(_down_kernel, (cdiv(hidden, tile.outputs), num_tokens), out.device)(
-        activations, routed.logits, routed.chosen, routed.shares, down, scales, bias, residual, out, hidden,
-        intermediate, experts, top_k, NORMALISE=normalise, OUTPUTS=tile.outputs,
+        activations, routed.logits, routed.chosen, routed.shares, *parts, bias, residual, out, hidden, intermediate,
+        experts, top_k, NORMALISE=normalise, OUTPUTS=tile.outputs,
         DEPTH=min(tile.depth, next_power_of_2(intermediate)), EXPERTS_PADDED=next_power_of_2(experts),
-        num_warps=tile.num_warps,
+        FORM=form, num_warps=tile.num_warps,
     )  # fmt: skip

@@ -11,9 +11,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.cuda.kernels.activation import Gate, activate
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix, parts_of, stored_block
 from twostroke.backends.cuda.kernels.expert_tiles import GroupedTile
 from twostroke.backends.cuda.kernels.moe_routing import Order, dot, dot_precision
-from twostroke.backends.cuda.kernels.mx_numbers import MxMatrix, mx_block, parts_of
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
@@ -74,13 +74,14 @@ def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: t
 
 @triton.jit
 def _grouped_kernel(
-    inputs, input_blocks, weights, weight_blocks, scales, bias, results, sorted_pairs, starts,
+    inputs, input_blocks, weights, weight_blocks, highs, scales, offsets, tops, bias, results, sorted_pairs, starts,
     num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
     GATED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr, FORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """GATED: inputs are the tokens' own, gate and up become one result. Else inputs are rows in order. `scales`: of
-    weights in MXFP4; None: they are floats."""
+    """GATED: inputs are the tokens' own, gate and up become one result. Else inputs are rows in order. FORM: of weights
+    in few bits; None: they are floats."""
     blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
     matrix_rows: tl.constexpr = num_outputs if GATED is None else 2 * num_outputs
     program = tl.program_id(0)
@@ -91,9 +92,7 @@ def _grouped_kernel(
     # Rows and outputs beyond the end read the first one again: no mask in the loop, and they are not stored.
     readable = tl.where(outputs < num_outputs, outputs, 0)
     first_weight = tl.minimum(expert, experts - 1) * matrix_rows
-    packing: tl.constexpr = 1 if scales is None else 2  # weights that share an address
-    row_length: tl.constexpr = num_inputs // packing
-    own_weights = weights + first_weight.to(tl.int64) * row_length
+    own_weights = weights + first_weight.to(tl.int64) * num_inputs
     wait_and_start_next(PDL and GATED is None)
     if expert >= experts:
         return
@@ -105,13 +104,9 @@ def _grouped_kernel(
         sources = tl.where(is_row, rows, 0)
     depth = tl.arange(0, DEPTH)
     input_rows = inputs + sources[:, None].to(tl.int64) * num_inputs + depth[None, :]
-    if scales is None:
-        weight_rows = own_weights + readable[:, None] * num_inputs + depth[None, :]
-        scale_rows = weight_rows
-    else:
-        weight_rows = own_weights + readable * row_length
-        scale_rows = scales + first_weight.to(tl.int64) * (num_inputs // 32) + readable * (num_inputs // 32)
-    up_rows = weight_rows + num_outputs * row_length
+    weight_rows = own_weights + readable[:, None] * num_inputs + depth[None, :]
+    up_rows = weight_rows + num_outputs * num_inputs
+    stored_rows = first_weight.to(tl.int64) + readable
     first_weight += block * OUTPUTS
     if WEIGHTS_FIRST:
         sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -121,17 +116,21 @@ def _grouped_kernel(
         up_sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in range(0, num_inputs, DEPTH):
         row_block = _block(input_blocks, first, input_rows, start, num_inputs, DEPTH)
-        if scales is None:
+        if FORM is None:
             block_weights = _block(weight_blocks, first_weight, weight_rows, start, num_inputs, DEPTH)
         else:
-            block_weights = mx_block(weight_rows, scale_rows, start, num_inputs, OUTPUTS, DEPTH).to(row_block.dtype)
+            block_weights = stored_block(
+                weights, highs, scales, offsets, tops, stored_rows, start, num_inputs, FORM, OUTPUTS, DEPTH
+            ).to(row_block.dtype)
         sums = _multiply(row_block, block_weights, sums, WEIGHTS_FIRST, PRECISION)
         if GATED is not None:
-            if scales is None:
+            if FORM is None:
                 block_weights = _block(weight_blocks, first_weight + num_outputs, up_rows, start, num_inputs, DEPTH)
             else:
-                up_scales = scale_rows + num_outputs * (num_inputs // 32)
-                block_weights = mx_block(up_rows, up_scales, start, num_inputs, OUTPUTS, DEPTH).to(row_block.dtype)
+                block_weights = stored_block(
+                    weights, highs, scales, offsets, tops, stored_rows + num_outputs, start, num_inputs, FORM, OUTPUTS,
+                    DEPTH,
+                ).to(row_block.dtype)  # fmt: skip
             up_sums = _multiply(row_block, block_weights, up_sums, WEIGHTS_FIRST, PRECISION)
     if bias is not None:
         own_bias = bias + tl.minimum(expert, experts - 1) * matrix_rows + readable
@@ -155,7 +154,7 @@ def can_copy_in_bulk(matrix: torch.Tensor) -> bool:
 
 def grouped_matmul(
     inputs: torch.Tensor,
-    weights: torch.Tensor | MxMatrix,
+    weights: torch.Tensor | ExpertMatrix,
     results: torch.Tensor,
     order: Order,
     *,
@@ -167,21 +166,22 @@ def grouped_matmul(
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
     [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. bias: [experts, the weights' rows]. The
     second must directly follow the first, which lets it start no sooner than `order.starts` is written."""
-    weights, scales = parts_of(weights)
-    (experts, matrix_rows, _), num_inputs = weights.shape, inputs.shape[1]
+    parts, form = parts_of(weights)
+    (experts, matrix_rows, _), num_inputs = parts.data.shape, inputs.shape[1]
     num_outputs = matrix_rows if gated is None else matrix_rows // 2
-    tile = replace(tile, depth=min(tile.depth, max(16 if scales is None else 32, next_power_of_2(num_inputs))))
+    tile = replace(tile, depth=min(tile.depth, max(16 if form is None else 32, next_power_of_2(num_inputs))))
     stage_bytes = tile.stage_bytes(gated=gated is not None, element_size=inputs.element_size())
     num_stages = target_of(inputs.device).stages(tile.num_stages, stage_bytes)
     input_blocks = weight_blocks = None
-    if tile.bulk and scales is None and can_copy_in_bulk(weights):
-        weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, tile.depth])
+    if tile.bulk and form is None and can_copy_in_bulk(parts.data):
+        weight_blocks = TensorDescriptor.from_tensor(parts.data.view(-1, num_inputs), [tile.outputs, tile.depth])
         if gated is None:
             input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
     programs = cdiv(num_outputs, tile.outputs) * most_tiles(len(order.sorted_pairs), experts, tile.rows)
     dependent(_grouped_kernel, (programs,), inputs.device)(
-        inputs, input_blocks, weights, weight_blocks, scales, bias, results, order.sorted_pairs, order.starts,
-        num_outputs, num_inputs, experts, order.top_k, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs,
-        DEPTH=tile.depth, EXPERTS_PADDED=next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
-        PRECISION=dot_precision(inputs.dtype), num_warps=tile.num_warps, num_stages=num_stages,
+        inputs, input_blocks, parts.data, weight_blocks, parts.highs, parts.scales, parts.offsets, parts.tops, bias,
+        results, order.sorted_pairs, order.starts, num_outputs, num_inputs, experts, order.top_k, GATED=gated,
+        ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth, EXPERTS_PADDED=next_power_of_2(experts),
+        WEIGHTS_FIRST=tile.weights_first,
+        PRECISION=dot_precision(inputs.dtype), FORM=form, num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product as all_of
 from math import prod
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from twostroke.backends.cuda.kernels.row_forms import RowForm
 
 UNIT_ROWS: Final = 64
 """Rows lie in units, as many as a warp group multiplies at a time."""
@@ -27,6 +30,32 @@ Offset = Literal["none", "added", "zero"]
 """Of a group: the middle number stands for nothing; a float is added; a number of its own stands for nothing."""
 
 
+Table = Literal["e2m1", "iq4_nl"]
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What the sixteen numbers of four bits stand for, as whole numbers that have the middle one added."""
+
+    number: int  # of the kernels
+    entries: tuple[int, ...]
+    middle: int
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Four entries each."""
+        return tuple(int.from_bytes(bytes(self.entries[at : at + 4]), "little") for at in range(0, 16, 4))
+
+
+_E2M1: Final = (0, 1, 2, 3, 4, 6, 8, 12)
+_IQ4_NL: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+TABLES: Final[dict[Table, Levels]] = {
+    "e2m1": Levels(1, (*(16 + one for one in _E2M1), *(16 - one for one in _E2M1)), 16),
+    "iq4_nl": Levels(2, tuple(128 + one for one in _IQ4_NL), 128),
+}
+"""Floats of four bits, twice as large as they are, so that scales are half as large; and llama.cpp's table."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grouping:
     """Of codes that hold numbers and scales as a file has them: weights are made in float32 and rounded once, to what
@@ -38,10 +67,13 @@ class Grouping:
     offset: Offset = "none"
     is_float8: bool = False
     """Numbers are the bits of an e4m3."""
+    table: Table | None = None
+    """Numbers of four bits are places in it."""
 
     @property
     def middle(self) -> int:
-        return 8 << self.high_bits
+        """The number that stands for nothing, where there is no offset."""
+        return TABLES[self.table].middle if self.table is not None else 8 << self.high_bits
 
     @property
     def kinds(self) -> int:
@@ -75,6 +107,8 @@ class Code:
     has_offsets: bool = False
     grouping: Grouping | None = None
     """None: scales are held in bfloat16, and weights are made in it."""
+    by_rows: RowForm | None = None
+    """Of experts, whose numbers lie by rows, as files have them; no other field but the name means anything then."""
 
     @property
     def group(self) -> int:
@@ -89,7 +123,9 @@ class Code:
         found = {"CODE": self.number, "SCALES": self.scales, "OFFSETS": int(self.has_offsets)}
         if (own := self.grouping) is not None:
             found |= {"OFFSETS": OFFSETS[own.offset], "HIGH": own.high_bits}
-            found |= {"SCALE_TYPE": SCALE_TYPES[own.scale], "FLOAT8": int(own.is_float8)}
+            found |= {"SCALE_TYPE": SCALE_TYPES[own.scale], "FLOAT8": int(own.is_float8), "MIDDLE": own.middle}
+            words = (0, 0, 0, 0) if own.table is None else TABLES[own.table].words
+            found |= {"TABLE": int(own.table is not None), **{f"ENTRIES_{at}": word for at, word in enumerate(words)}}
         return found
 
     def rounds(self, width: int) -> int:
@@ -99,6 +135,8 @@ class Code:
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Of a matrix, [..., rows, width]; one held by rows has no more of them than it has."""
         *experts, rows, width = shape
+        if self.by_rows is not None:
+            return prod(experts) * rows * self.by_rows.row_bytes(width)
         held = rows if self.number == FP8.number else units_of(rows) * UNIT_ROWS
         own = self.rounds(width) * self.unit_bytes * held // UNIT_ROWS
         factors = (units_of(rows) * UNIT_ROWS + (rows if self.number == FP8.number else 0)) * 4
@@ -116,8 +154,6 @@ FP8: Final = Code("fp8", 8, LOW_BIT_DEPTH, UNIT_ROWS * LOW_BIT_DEPTH)
 FOUR_BITS: Final = tuple(_four_bits(group, has) for group in (128, 64, 32) for has in (False, True))
 INT4: Final = FOUR_BITS[0]
 """What a bfloat16 matrix becomes when it is brought to four bits as it is loaded."""
-MXFP4: Final = Code("mxfp4", 6, 32, UNIT_ROWS * 17, 1)
-"""Of experts alone, by rows, as files have them (mx_numbers.py)."""
 LOW_BIT_CODES: Final = (FP8, *FOUR_BITS)
 """What a matrix may be brought to as it is loaded."""
 SCALE_TYPES: Final[dict[ScaleType, int]] = {"f16": 0, "bf16": 1, "f32": 2, "two": 3}
@@ -133,7 +169,10 @@ def grouped_code(group: int, grouping: Grouping) -> Code:
     bits, letters = 4 + grouping.high_bits, {"f16": "h", "bf16": "b", "f32": "f", "two": "k"}
     name = f"int{bits}_{group}{letters[grouping.scale]}{grouping.offset.replace('none', '')[:1]}"
     unit_bytes = grouping.number_bytes + grouping.scale_bytes(scales)
-    name = f"fp8_{group}" if grouping.is_float8 else name
+    if grouping.is_float8:
+        name = f"fp8_{group}"
+    elif grouping.table is not None:
+        name = f"{grouping.table}_{group}{letters[grouping.scale]}"
     return Code(name, GROUPED, LOW_BIT_DEPTH, unit_bytes, scales, grouping.offset != "none", grouping)
 
 
@@ -149,6 +188,12 @@ def _grouped_codes() -> Iterator[Code]:
     yield grouped_code(32, Grouping(1, "f16"))
     for group, high, offset in ((32, 0, "added"), (32, 1, "added"), (16, 2, "none"), (16, 2, "added")):  # of 256
         yield grouped_code(group, Grouping(high, "two", offset))
+    yield grouped_code(16, Grouping(0, "two"))  # of three bits
+    yield grouped_code(16, Grouping(0, "two", "added"))  # and of two
+    yield grouped_code(32, Grouping(0, "bf16", table="e2m1"))
+    yield grouped_code(16, Grouping(0, "f32", table="e2m1"))
+    yield grouped_code(32, Grouping(0, "f16", table="iq4_nl"))
+    yield grouped_code(32, Grouping(0, "two", table="iq4_nl"))
     for group in (32, 16):  # which hold all of those
         yield grouped_code(group, Grouping(4, "f32", "added"))
 

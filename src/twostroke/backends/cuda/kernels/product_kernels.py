@@ -10,14 +10,15 @@ from twostroke.backends.cuda.kernels.expert_tiles import (
     FewExperts,
     GroupedExperts,
     HopperExperts,
-    MxFewExperts,
-    MxGroupedExperts,
     PackedExperts,
+    StoredFewExperts,
+    StoredGroupedExperts,
 )
 from twostroke.backends.cuda.kernels.gemv_config import GemvProducts
 from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, FP8, GROUPED_CODES, LOW_BIT_CODES, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedProducts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings
+from twostroke.backends.cuda.kernels.row_forms import ROW_FORMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,15 @@ CUBLAS, GROUPED_EXPERTS = CublasProducts(), GroupedExperts()
 FEW_LOW_BIT = (PackedProducts(FP8, FLOAT8_BY_RULE), *(PackedProducts(code) for code in (*FOUR_BITS, *GROUPED_CODES)))
 UNPACKED = tuple(UnpackedProducts(code) for code in (*LOW_BIT_CODES, *GROUPED_CODES))
 LOW_BIT: tuple[Kernel, ...] = (*FEW_LOW_BIT, ScaledProducts(), *UNPACKED)
-MX_FEW_EXPERTS = MxFewExperts()
-MX_EXPERTS: tuple[Kernel, ...] = (MX_FEW_EXPERTS, MxGroupedExperts())
-ANYWHERE: tuple[Kernel, ...] = (*LOW_BIT, CUBLAS, GROUPED_EXPERTS, *MX_EXPERTS)
+STORED_EXPERTS: tuple[Kernel, ...] = (
+    *(StoredFewExperts(form) for form in ROW_FORMS),
+    *(StoredGroupedExperts(form) for form in ROW_FORMS),
+)
+ANYWHERE: tuple[Kernel, ...] = (*LOW_BIT, CUBLAS, GROUPED_EXPERTS, *STORED_EXPERTS)
 """What computes a product, of weights in its form, that no table has a line for: the first that takes it, by a rule of
 its own. The last of each form takes it on any card."""
 DENSE: tuple[Kernel, ...] = (PackedProducts(), GemvProducts(), ClusterProducts(), CUBLAS, *LOW_BIT)
-EXPERTS: tuple[Kernel, ...] = (PackedExperts(), FewExperts(), HopperExperts(), GROUPED_EXPERTS, *MX_EXPERTS)
+EXPERTS: tuple[Kernel, ...] = (PackedExperts(), FewExperts(), HopperExperts(), GROUPED_EXPERTS, *STORED_EXPERTS)
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (*DENSE, *EXPERTS)}
 
 
