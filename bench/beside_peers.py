@@ -26,6 +26,8 @@ from bench.peers.engines import OURS
 from bench.peers.home import ADAPTERS, BENCH_FOLDER, REPOSITORY, Home
 from bench.peers.metrics import Output
 from bench.peers.worker import Worker
+from twostroke.backends.cpu import isa
+from twostroke.backends.cpu.ceilings import measure
 
 KV_BYTES = 1 << 30
 WARM_UP_TOKENS = 64
@@ -94,7 +96,9 @@ def generate(options: argparse.Namespace) -> None:
                 engines.start("llama.cpp", options.peer, "llama_cpp_adapter.py", file, {})
             samples: Samples = {name: {} for name in engines.workers}
             first_tokens: dict[str, list[int]] = {name: [] for name in engines.workers}
+            bandwidths = []
             for number in range(-1, options.rounds):  # the first to warm up
+                bandwidths.append(measure(isa.choose(), options.threads).read_bytes_per_s / 1e9)
                 for length in [WARM_UP_TOKENS] if number < 0 else lengths:
                     for name in engines.turns(number):
                         with engines.turn(name) as worker:
@@ -103,6 +107,8 @@ def generate(options: argparse.Namespace) -> None:
                         for figure, value in rates(length, output).items() if number >= 0 else ():
                             samples[name].setdefault(f"{figure} at {length}, tok/s", []).append(value)
         show(samples)
+        # Decode is bound by it, and on a shared machine it moves.
+        print(f"read bandwidth before each round: {', '.join(f'{one:.0f}' for one in bandwidths)} GB/s")
         for name, found in first_tokens.items():
             alike = sum(one == other for one, other in zip(found, first_tokens[OURS], strict=True))
             if name != OURS:
