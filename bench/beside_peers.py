@@ -24,7 +24,10 @@ from typing import Any
 from bench.gguf_shape import KINDS, ensure_shape
 from bench.peers.engines import OURS
 from bench.peers.home import ADAPTERS, BENCH_FOLDER, REPOSITORY, Home
+from bench.peers.metrics import Output
 from bench.peers.worker import Worker
+from twostroke.backends.cpu import isa
+from twostroke.backends.cpu.ceilings import measure
 
 KV_BYTES = 1 << 30
 WARM_UP_TOKENS = 64
@@ -59,7 +62,7 @@ class Engines:
         log = self._home.log("beside-" + name.replace(" ", "-"))
         worker = self._stack.enter_context(Worker(name, command, log, environment))
         answer = worker.load(model, self._threads, options)
-        versions = " ".join(f"{what} {version}" for what, version in answer["facts"]["versions"].items())
+        versions = " ".join(f"{what} {version}" for what, version in answer["facts"].get("versions", {}).items())
         self._say(f"{name}: {versions}, loaded in {answer['load_s']:.1f} s")
         worker.pause()
         self.workers[name] = worker
@@ -92,14 +95,24 @@ def generate(options: argparse.Namespace) -> None:
             if options.peer:
                 engines.start("llama.cpp", options.peer, "llama_cpp_adapter.py", file, {})
             samples: Samples = {name: {} for name in engines.workers}
+            first_tokens: dict[str, list[int]] = {name: [] for name in engines.workers}
+            bandwidths = []
             for number in range(-1, options.rounds):  # the first to warm up
+                bandwidths.append(measure(isa.choose(), options.threads).read_bytes_per_s / 1e9)
                 for length in [WARM_UP_TOKENS] if number < 0 else lengths:
                     for name in engines.turns(number):
                         with engines.turn(name) as worker:
-                            found = _generated(worker, _prompt(number, length), options.tokens)
-                        for figure, value in found.items() if number >= 0 else ():
+                            (output,) = worker.generate([_prompt(number, length)], options.tokens)
+                        first_tokens[name].append(output.token_ids[0])
+                        for figure, value in rates(length, output).items() if number >= 0 else ():
                             samples[name].setdefault(f"{figure} at {length}, tok/s", []).append(value)
-        _show(samples)
+        show(samples)
+        # Decode is bound by it, and on a shared machine it moves.
+        print(f"read bandwidth before each round: {', '.join(f'{one:.0f}' for one in bandwidths)} GB/s")
+        for name, found in first_tokens.items():
+            alike = sum(one == other for one, other in zip(found, first_tokens[OURS], strict=True))
+            if name != OURS:
+                print(f"first tokens of {name} that are ours: {alike} of {len(found)}")
 
 
 def _prompt(number: int, length: int) -> list[int]:
@@ -108,12 +121,11 @@ def _prompt(number: int, length: int) -> list[int]:
     return [rng.randrange(1000, 60_000) for _ in range(length)]
 
 
-def _generated(worker: Worker, prompt: list[int], tokens: int) -> dict[str, float]:
-    (output,) = worker.generate([prompt], tokens)
+def rates(length: int, output: Output) -> dict[str, float]:
     times_s = output.token_times_s
     # Of runs of eight tokens, because a single delivery may be early or late; the median, because others may interrupt.
     gaps_s = [(late_s - early_s) / 8 for early_s, late_s in zip(times_s[::8], times_s[8::8], strict=False)]
-    return {"prefill": len(prompt) / times_s[0], "decode": 1 / statistics.median(gaps_s)}
+    return {"prefill": length / times_s[0], "decode": 1 / statistics.median(gaps_s)}
 
 
 def embed(options: argparse.Namespace) -> None:
@@ -135,7 +147,7 @@ def embed(options: argparse.Namespace) -> None:
                     seconds, vectors[name] = worker.embed(texts)
                 if number >= 0:
                     samples[name].setdefault("texts/s", []).append(len(texts) / seconds)
-    _show(samples)
+    show(samples)
     for name, found in vectors.items():
         if name != OURS:
             cosines = [sum(map(float.__mul__, *pair)) for pair in zip(vectors[OURS], found, strict=True)]
@@ -160,7 +172,7 @@ def _short_texts(count: int) -> list[str]:
     return [" ".join(rng.choice(WORDS) for _ in range(rng.randint(4, 30))) for _ in range(count)]
 
 
-def _show(samples: Samples) -> None:
+def show(samples: Samples) -> None:
     """A row a figure: each engine's median, and how many times the best other's ours is."""
     others = [name for name in samples if name != OURS]
     print(f"{'':24}" + "".join(f"{name:>28}" for name in samples) + (f"{'ours / best':>14}" if others else ""))

@@ -12,13 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 KINDS = ("q8_0", "q4_k")
+"""What matrices are stored as. Beside Q4_K the embedding, which is the output matrix too, is Q6_K, as llama.cpp's own
+quantiser has it."""
 Bytes = npt.NDArray[np.uint8]
 _FLOATS = ("conv1d.weight", "shortconv.conv.weight", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ssm_norm.weight")
 """Matrices that llama.cpp's quantiser leaves as they are."""
-_NIBBLE_SPREAD, _BYTE_SPREAD = 4.61, 73.6
-"""Of quants that are uniform, in units of their scale."""
-_MEAN_SCALE = 34.0
-"""Of the six bits that scale a part of a Q4_K block, drawn from 16 to 51."""
+_SIZES = {"q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
+"""Values and bytes of a block."""
+_MEAN_SCALE = 33.5
+"""Of the small integers that scale the parts of a block, drawn from 16 to 51."""
+_SPREADS = {"q8_0": 73.6, "q4_k": 4.61 * _MEAN_SCALE, "q6_k": 18.5 * _MEAN_SCALE}
+"""Of quants that are uniform, in units of a block's scale."""
 
 
 def ensure_shape(folder: Path, kind: str, into: Path) -> Path:
@@ -48,7 +52,7 @@ def _write(folder: Path, kind: str, target: Path) -> None:
         if len(shape) == 1 or name.endswith(_FLOATS):
             return _floats(name, shape, rng), gguf.GGMLQuantizationType.F32
         is_whole = name in ("token_embd.weight", "output.weight")
-        stored_as = "q8_0" if is_whole else kind
+        stored_as = "q6_k" if is_whole and kind == "q4_k" else kind
         return _blocks(stored_as, shape, rng), gguf.GGMLQuantizationType[stored_as.upper()]
 
     write_gguf(model, target, drawn, **_words(config.vocab_size), **_sections(config))
@@ -95,16 +99,19 @@ def _floats(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> npt.
 def _blocks(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Bytes:
     """[..., bytes of a row]: every byte at random, then the scales over their places. A matrix's spread is
     1 / sqrt(inputs), so that what goes through a layer neither grows nor vanishes."""
-    values, size = (32, 34) if kind == "q8_0" else (256, 144)
+    values, size = _SIZES[kind]
     count = int(np.prod(shape)) // values
     blocks = np.frombuffer(bytearray(rng.bytes(count * size)), dtype=np.uint8).reshape(count, size)
-    unit = shape[-1] ** -0.5 / (_BYTE_SPREAD if kind == "q8_0" else _NIBBLE_SPREAD * _MEAN_SCALE)
-    scales = rng.uniform(0.5 * unit, 1.5 * unit, (count, 1)).astype("<f2")
-    blocks[:, :2] = scales.view(np.uint8)
+    unit = shape[-1] ** -0.5 / _SPREADS[kind]
+    scales = rng.uniform(0.5 * unit, 1.5 * unit, (count, 1)).astype("<f2").view(np.uint8)
+    parts = rng.integers(16, 52, (count, 16 if kind == "q6_k" else 8), dtype=np.uint8)
+    if kind == "q6_k":
+        blocks[:, 192:208], blocks[:, 208:] = parts, scales
+        return blocks.reshape(*shape[:-1], -1)
+    blocks[:, :2] = scales
     if kind == "q4_k":
-        blocks[:, 2:4] = (scales * np.float16(7.5)).view(np.uint8)
+        blocks[:, 2:4] = (scales.view("<f2") * np.float16(7.5)).view(np.uint8)
         # Scales and minimums of six bits, alike: so the middle of what four bits count is 0.
-        parts = rng.integers(16, 52, (count, 8), dtype=np.uint8)
         first, last = parts[:, :4], parts[:, 4:]
         blocks[:, 4:8] = blocks[:, 8:12] = first | (last >> 4 << 6)
         blocks[:, 12:16] = (last & 15) * 17

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.backends import cuda
+from twostroke.backends import BACKENDS, cuda
 from twostroke.backends.cpu import FACTORY as CPU
 from twostroke.backends.cpu.supported import LAYERS_UNLIKE
-from twostroke.backends.features import LAYERS_DIFFER, uncomputed
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import COMPUTED, LAYERS_DIFFER, Feature, uncomputed
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.rope_spec import NO_ROPE, RopeSpec
 from twostroke.models.spec import (
@@ -60,10 +60,8 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
         (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
         (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
-        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
         (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
         (
             replace(LAYER, attention=replace(ATTENTION, value_norm=True, keys_are_values=True)),
@@ -80,7 +78,6 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
             replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP, has_own_norms=True), sandwich_norms=True),
             "read what the layer's norm gave",
         ),
-        (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
     ],
 )
 def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
@@ -148,6 +145,9 @@ def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sen
     "layer",
     [
         replace(LAYER, attention=replace(ATTENTION, has_sinks=True)),
+        replace(LAYER, attention=replace(ATTENTION, output_gate=True)),
+        replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)),
+        replace(LAYER, attention=ShortConvolution(64, 3)),
         replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)),
@@ -156,8 +156,8 @@ def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sen
         replace(LAYER, mlp=MoeSpec(4, 2, 32, clamp=ClampedGate())),
     ],
 )
-def test_sinks_and_experts_of_other_kinds_are_computed_by_all(layer: LayerSpec) -> None:
-    checkpoint = checkpoint_of(layer, layer)
+def test_what_is_computed_by_all(layer: LayerSpec) -> None:
+    checkpoint = checkpoint_of(layer, layer if isinstance(layer.attention, GroupedAttention) else LAYER)
     assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
 
 
@@ -177,7 +177,13 @@ def test_a_model_of_states_alone_is_declined_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("end", ["final_norm_bias", "head_bias"])
 def test_biases_at_the_ends_are_declined(end: str) -> None:
-    assert "last norm and the output head" in str(uncomputed(checkpoint_of(LAYER, **{end: True}).spec))
+    for backend in COMPUTED:
+        assert "last norm and the output head" in str(uncomputed(checkpoint_of(LAYER, **{end: True}).spec, backend))
+
+
+def test_every_backend_says_what_it_computes_and_hosts_compute_all() -> None:
+    assert set(COMPUTED) == set(BACKENDS)
+    assert COMPUTED["reference"] == COMPUTED["cpu"] == set(Feature) > COMPUTED["cuda"]
 
 
 def test_layers_of_several_sizes_run_where_each_is_read_by_itself() -> None:

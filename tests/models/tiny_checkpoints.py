@@ -544,9 +544,14 @@ def sharded_variants() -> list[str]:
     return [one for one in _BUILDERS if one not in NORMED_OVER_HEADS and not one.startswith(_KEEP_STATES)]
 
 
+TEXT_HALVES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Those that are others once they are loaded."""
+
+
 def uniform_variants() -> list[str]:
     """Those whose layers have the same sizes, and that every backend computes."""
-    return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed" and not variant.startswith(_BEYOND_HOST)]
+    others = ("qwen3_moe_mixed", "ernie4_5_moe", *TEXT_HALVES)
+    return [variant for variant in _BUILDERS if variant not in others and not variant.startswith(_BEYOND_HOST)]
 
 
 def dense_variants() -> list[str]:
@@ -558,6 +563,8 @@ def cuda_variants() -> list[str]:
     """Those that the CUDA backend computes: all of one size, dense or with experts."""
     return [
         *uniform_variants(),
+        *TEXT_HALVES,
+        "ernie4_5_moe",
         "qwen3_moe_mixed",
         "gpt_oss",
         "qwen2_moe",

@@ -63,14 +63,16 @@ def write_gguf(
     model: PreTrainedModel,
     path: Path,
     store: Callable[[str, torch.Tensor], Stored | None] | None = None,
+    architecture: gguf.MODEL_ARCH | None = None,
     **overrides: Any,
 ) -> Path:
-    """`overrides` replace or add keys, without the architecture's prefix; a tokenizer's are taken as they are. `store`,
-    asked with each tensor's name in the file and its values, may give bytes of another kind."""
+    """`architecture`: another than the model's own, that has the same tensors. `overrides` replace or add keys, without
+    the architecture's prefix; a tokenizer's are taken as they are. `store`, asked with each tensor's name in the file
+    and its values, may give bytes of another kind."""
     config = deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True  # what sliding layers have
     is_nemotron = config.model_type == "nemotron_h"
-    architecture = nemotron_architecture(config) if is_nemotron else _ARCHITECTURES[config.model_type]
+    architecture = architecture or (nemotron_architecture(config) if is_nemotron else _ARCHITECTURES[config.model_type])
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_keys(config), **overrides}.items():

@@ -4,6 +4,7 @@ format, and a reader should know which of them is arithmetic alone."""
 from __future__ import annotations
 
 from twostroke.core.formats import GPU_FLOATS
+from twostroke.models.features import uncomputed
 from twostroke.planner.deployment import Deployment
 
 GPU_WEIGHTS = (*GPU_FLOATS, "f32")
@@ -23,12 +24,14 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     reasons = [reason for reason in (model, device.not_run) if reason is not None]
     if device.vendor != "NVIDIA":
         return tuple(reasons)  # where it does not run at all, formats are no matter
+    if (lacking := uncomputed(deployment.dimensions.spec, "cuda")) is not None:
+        reasons.append(f"on a GPU this engine does not run this model: its cuda backend says that {lacking}")
     kept, kv = deployment.formats.weights, deployment.formats.kv
     is_16_bits, has_experts = kept in GPU_WEIGHTS, deployment.dimensions.spec.moe is not None
-    if deployment.own_shape is not None and not has_experts:
+    if deployment.own_shape is not None:
         reasons.append("on a GPU this engine holds weights as their file has them, which has not been run on one yet")
-    elif has_experts and (deployment.own_shape is not None or not is_16_bits):
-        reasons.append(f"on a GPU this engine holds experts in 16 bits: {_named(deployment)} is planned, not run")
+    elif has_experts and not is_16_bits:
+        reasons.append(f"on a GPU this engine brings no experts to fewer than 16 bits: {kept} is planned, not run")
     elif not is_16_bits and kept not in GPU_FEW_BITS:
         reasons.append(f"on a GPU this engine brings weights to fp8 or int4: {kept} is planned, not run")
     if kv in GPU_KV_OF_ONE_BYTE:
@@ -38,7 +41,3 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     if deployment.devices_per_copy > 1:
         reasons.append(f"this engine runs a model on one device: {deployment.devices_per_copy} are planned, not run")
     return tuple(reasons)
-
-
-def _named(deployment: Deployment) -> str:
-    return "a file in fewer" if deployment.own_shape is not None else deployment.formats.weights

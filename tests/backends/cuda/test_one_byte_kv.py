@@ -134,11 +134,12 @@ def test_prompts_are_attended_in_plain_triton_and_that_is_said():
     assert kernel.NAME == "plain Triton" and "keys and values of one byte" in choice
 
 
+@pytest.mark.parametrize("num_keys", [4096, pytest.param(32768, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [None, *KINDS])
-def test_many_keys_add_up(device, name):
+def test_many_keys_add_up(device, name, num_keys):
     """Over a long context errors of single keys average out, and sums are of float32: others' answers fell apart where
     sums had 14 bits. Of scores that are near each other, and of some that stand out."""
-    num_keys, rng = 4096, np.random.default_rng(11)
+    rng = np.random.default_rng(11)
     shape = AttentionShape(2, 1, 64, 64, torch.float32)
     exact = PagedCache.random(rng, [num_keys], shape, device)
     cache = exact

@@ -134,6 +134,7 @@ def test_whose_scales_they_are(models: dict[str, Checkpoint]) -> None:
     assert has_scales_for(replace(for_fp8, quantisation=None), "fp8"), "as files had it that said nothing of it"
 
 
+@pytest.mark.slow
 def test_drafts_are_verified_over_it(models: dict[str, Checkpoint], device: str) -> None:
     checkpoint, sizes = models["llama"], Sizes(step_tokens=40, max_rows=4, max_context=64, num_blocks=20)
     requests = mixed_requests((3, 19, 1), (12, 9, 10, 7), ignore_eos=True)

@@ -5,18 +5,25 @@ gives it alone. A schedule a family in each run; many with the marker `slow`."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 from tests.backends.cuda.engines import Sizes
-from tests.engine.test_family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
+from tests.engine.family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
 from tests.models.tiny_checkpoints import make_tiny
+from twostroke.backends.features import LAYERS_DIFFER
 
+from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.backend import CudaBackend
+from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.state_shape import StateShape, mixer_of
+from twostroke.backends.cuda.supported import unsupported_layers
 from twostroke.backends.interface import Backend
 from twostroke.core.events import TokenEvent
+from twostroke.core.formats import Formats, FormatWish
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import Sequence as Stream
@@ -26,7 +33,9 @@ from twostroke.kv.ledger import KVLedger
 from twostroke.kv.tiers.host import HostTier
 from twostroke.kv.tiers.tiers import KVTiers
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import LAYERS_DIFFER
 from twostroke.models.loading import load_checkpoint
+from twostroke.models.spec import GatedDeltaNet, Mamba2, Recurrent
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
@@ -36,6 +45,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "granite_hybrid_dense": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
 }
+SHORT = Schedule(16, 16, 40, 2, ((0, 0), (4, 2)), ())
+"""Two prompts that begin alike: the second finds the first's snapshot."""
 MANY = 100
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 MOST_STEPS = 2000
@@ -44,7 +55,7 @@ MOST_STEPS = 2000
 class Guessing(Drafting):
     """The tokens that will come, often with a wrong one among them."""
 
-    def __init__(self, answers: Sequence[Sequence[int]], arrivals: Sequence[tuple[int, int]], seed: int) -> None:
+    def __init__(self, answers: Mapping[int, Sequence[int]], arrivals: Sequence[tuple[int, int]], seed: int) -> None:
         self._answers, self._arrivals, self._random = answers, arrivals, random.Random(seed)
 
     def drafts(self, stream: Stream, most: int) -> Drafts | None:
@@ -128,22 +139,27 @@ def played(engine: Engine, schedule: Schedule, heard: Heard) -> dict[int, list[i
     return {index: found for index, found in tokens.items() if index not in aborted}
 
 
-def alone(checkpoint: Checkpoint) -> list[list[int]]:
-    """Of every prompt, what the reference answers to it by itself."""
-    answers = []
-    for prompt in range(len(PROMPTS)):
+def alone(checkpoint: Checkpoint, prompts: Iterable[int]) -> dict[int, list[int]]:
+    """Of prompts, what the reference answers to each by itself."""
+    answers = {}
+    for prompt in prompts:
         schedule = Schedule(16, 8, 64, 1, ((0, prompt),), ())
         sizes = sizes_of(schedule)
         engine = engine_of(checkpoint, sizes.on_reference(checkpoint), sizes)
-        answers.append(played(engine, schedule, Heard(Tally()))[0])
-        assert len(answers[-1]) == MAX_TOKENS
+        answers[prompt] = played(engine, schedule, Heard(Tally()))[0]
+        assert len(answers[prompt]) == MAX_TOKENS
     return answers
 
 
-def hold(checkpoint: Checkpoint, device: str, seeds: Sequence[int], host_slots: int = 0) -> Heard:
-    answers, heard = alone(checkpoint), Heard(Tally())
-    for seed in seeds:
-        schedule = Schedule.drawn(seed, "cpu")
+def drawn(seeds: Iterable[int]) -> dict[int, Schedule]:
+    return {seed: Schedule.drawn(seed, (8, 16), 3) for seed in seeds}
+
+
+def hold(checkpoint: Checkpoint, device: str, schedules: Mapping[int, Schedule], host_slots: int = 0) -> Heard:
+    """By their seeds; every other one has drafts."""
+    prompts = {prompt for schedule in schedules.values() for _, prompt in schedule.arrivals}
+    answers, heard = alone(checkpoint, sorted(prompts)), Heard(Tally())
+    for seed, schedule in schedules.items():
         sizes = sizes_of(schedule)
         drafting = Guessing(answers, schedule.arrivals, seed) if seed % 2 else None
         backend = sizes.on_device(checkpoint, device)
@@ -160,18 +176,62 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_schedule_with_drafts(family: Checkpoint, device: str) -> None:
-    heard = hold(family, device, [3])
+    heard = hold(family, device, {3: SHORT})
     assert min(heard.advanced, heard.restored, heard.saved_behind_drafts) > 0, heard
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
 def test_many_schedules(family: Checkpoint, device: str) -> None:
-    heard = hold(family, device, range(MANY))
+    heard = hold(family, device, drawn(range(MANY)))
     tally = heard.tally
     assert min(tally.cached, tally.aborted, heard.advanced, heard.restored, heard.saved_behind_drafts) > 10, heard
     assert tally.preempted > 1
 
 
+def test_states_lie_with_a_ring_and_travel_as_blocks_do(family: Checkpoint, device: str) -> None:
+    mixer = mixer_of(family.spec)
+    assert mixer is not None
+    sizes, shape = Sizes(num_blocks=5), StateShape.of(mixer)
+    groups = sizes.layout(family).groups
+    place = next(number for number, group in enumerate(groups) if group.is_state)
+    layers = groups[place].layers
+    store = KVStore(family.spec, sizes.layout(family), torch.device(device), torch.bfloat16)
+    assert store.states is not None and store.states[0] == place
+    states = store.states[1]
+    assert states.shape == (len(layers), 6, shape.values) and states.dtype == torch.float32
+    assert shape.values == mixer.state_values + (shape.ring - mixer.taps + 1) * shape.conv_width
+    form = store.block_formats()[place]
+    assert form.num_bytes == FACTORY.kv_bytes_per_token(family, layers, Formats.of("bf16")) == 4 * states[:, 0].numel()
+    states.copy_(torch.randn(states.shape))
+    store.scatter(place, layers, [1, 4], store.gather(place, [3, 0]))
+    assert torch.equal(states[:, 1], states[:, 3]) and torch.equal(states[:, 4], states[:, 0])
+
+
+def test_what_its_kernels_do_not_have_is_declined(family: Checkpoint) -> None:
+    layers = family.spec.layers
+    kept = [layer for layer in layers if isinstance(layer.attention, Recurrent)]
+    alone = replace(family.spec, layers=tuple(kept))
+    assert unsupported_layers(alone) == "it has no models whose layers all keep states"
+    other = replace(kept[0], attention=replace(kept[0].attention, taps=2))
+    mixed = replace(family.spec, layers=(*layers, other))
+    assert unsupported_layers(mixed) == "its layers keep states of several kinds, and this backend has room for one"
+    normed = replace(family.spec, layers=(*layers, replace(kept[0], sandwich_norms=True)))
+    assert unsupported_layers(normed) == LAYERS_DIFFER
+    for mixer, sentence in (
+        (GatedDeltaNet(2, 2, 256, 128, 4), "its delta nets have keys and values of up to 128 numbers a head"),
+        (Mamba2(4, 128, 256, 1, 4), "its Mamba-2 layers keep up to 16384 numbers a head"),
+    ):
+        wide = tuple(replace(layer, attention=mixer) if layer in kept else layer for layer in layers)
+        assert unsupported_layers(replace(family.spec, layers=wide)) == sentence
+
+
+@pytest.mark.parametrize("weights", ["fp8", "int4"])
+def test_few_bits_are_declined(family: Checkpoint, weights: str) -> None:
+    assert FACTORY.formats(family, FormatWish(weights)) == f"it has no layers that keep states in {weights}"
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_with_tiers_behind_the_device(family: Checkpoint, device: str) -> None:
-    hold(family, device, range(12), host_slots=40)
+    hold(family, device, drawn(range(12)), host_slots=40)

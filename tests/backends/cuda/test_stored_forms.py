@@ -167,7 +167,7 @@ def test_folders_are_held_as_they_are_stored(name: str, tmp_path: Path, device: 
         pytest.param("int8_128fz", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
         pytest.param("int8_32fa", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
         pytest.param("fp8_128", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
-        ("iq4_nl_32k", PackedTile(8, 2), 136, 256, None, 5),
+        pytest.param("iq4_nl_32k", PackedTile(8, 2), 136, 256, None, 5, marks=pytest.mark.slow),
         pytest.param("e2m1_16f", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),
         pytest.param("e2m1_32b", PackedTile(8, 2), 136, 384, "silu", 5, marks=pytest.mark.slow),
         pytest.param("iq4_nl_32h", PackedTile(8, 2), 136, 384, None, 5, marks=pytest.mark.slow),

@@ -5,18 +5,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from tests.backends.cpu.random_weights import random_tensor
 from tests.backends.cuda.engines import Sizes, mixed_requests, play
 from tests.backends.cuda.tables import H200
 from tests.models.kind_files import tiny_model, write_of_kinds
 from tests.models.quantised.folders import make_quantised
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import FACTORY
-from twostroke.backends.cuda.kernels.packed_format import FP8
+from twostroke.backends.cuda import FACTORY, stored_numbers
+from twostroke.backends.cuda.kernels.packed_format import FP8, Code
+from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, model_matrices, offered_on
+from twostroke.backends.cuda.products import LAUNCHES, Call
+from twostroke.backends.cuda.stored_codes import code_for
+from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.weights import Weights
 from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.models.checkpoint import Checkpoint
@@ -103,8 +111,9 @@ def test_bytes_are_counted_as_they_are_held(tmp_path: Path) -> None:
     """A GGUF does not grow to 16 bits a weight."""
     checkpoint = gguf_of(tmp_path, Q4_K_M, WeightKind.Q4_K, layers=2)
     placed, _ = Weights.placed(checkpoint, torch.device("meta"), torch.bfloat16, held=held_of(checkpoint, AS_STORED))
-    matrices = [matrix for matrix in placed.matrices() if matrix.name != "head"]
-    names = {name for one in model_matrices(checkpoint.spec) if one.kind != "head" for name in one.tensors}
+    matrices = placed.matrices()
+    assert matrices[-1].name == "head" and "plain" not in matrices[-1].forms, "a head of its own, too"
+    names = {name for one in model_matrices(checkpoint.spec) for name in one.tensors}
     shapes = checkpoint.spec.tensor_shapes()
     others = sum(2 * torch.Size(shape).numel() for name, shape in shapes.items() if name not in names)
     assert held_weight_bytes(checkpoint, AS_STORED) == sum(matrix.num_bytes for matrix in matrices) + others
@@ -135,7 +144,7 @@ def test_what_is_chosen_is_said(tmp_path: Path) -> None:
     assert "some are brought to 16: IQ3_S has no form on this backend" in chosen.line
     notes = held_of(checkpoint, chosen).notes
     assert notes == (
-        "3 matrices in int4_32ka",
+        "4 matrices in int4_32ka",
         "1 brought to bf16: IQ3_S has no form on this backend",
     )
     plain = FACTORY.formats(checkpoint, FormatWish("bf16"))
@@ -147,7 +156,7 @@ def test_what_is_chosen_is_said(tmp_path: Path) -> None:
     assert isinstance(unasked, Formats) and unasked.weights == "bf16" and "--quantise none holds them" in unasked.line
     other = FACTORY.formats(checkpoint, FormatWish(STORED, "f16"))
     assert isinstance(other, Formats) and other.weights == "f16" and "are multiplied in bf16 alone" in other.line
-    assert isinstance(offered_on(checkpoint, chosen, H200), str), "a head as small as this has no copy"
+    assert offered_on(checkpoint, chosen, H200) == "all of its matrices are held in fewer bits than twelve"
 
 
 def test_float8_by_rows_is_multiplied_in_float8(tmp_path: Path) -> None:
@@ -160,12 +169,31 @@ def test_float8_by_rows_is_multiplied_in_float8(tmp_path: Path) -> None:
         "fp8_tensor": (STORED, "fp8"),
         "fp8_block": (STORED, "bf16"),
         "awq": (STORED, "bf16"),
-        "ct_nvfp4": ("bf16", "bf16"),
+        "ct_nvfp4": (STORED, "bf16"),
     }
 
 
-def test_experts_are_brought_to_16_bits_and_that_is_said(tmp_path: Path) -> None:
+def test_experts_are_held_as_stored_too(tmp_path: Path) -> None:
     checkpoint = random_checkpoint(make_tiny("qwen3_moe", tmp_path)[0], WeightKind.Q8_0)
     chosen = FACTORY.formats(checkpoint, FormatWish(STORED))
-    assert isinstance(chosen, Formats) and chosen.weights == "bf16"
-    assert "brought to 16 bits: Q8_0 experts have no form on this backend" in chosen.line
+    assert isinstance(chosen, Formats) and chosen.weights == STORED
+    assert {code.name for code in held_of(checkpoint, chosen).codes.values()} == {"int8_32h", "experts_int8_32h"}
+
+
+def test_a_head_comes_and_goes_in_slices_where_there_is_no_room_for_it(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is larger than any matrix of a layer, and so than the room for those."""
+    monkeypatch.setattr(stored_numbers, "SLICE_VALUES", 100 * 256)
+    tensor = random_tensor(WeightKind.Q6_K, 200, 256)
+    code = code_for([tensor])
+    assert isinstance(code, Code)
+    form = empty_low_bit(Product("head", 200, 256), code, torch.device(device))
+    fill_stored(form, [tensor])
+    floats = torch.from_numpy(tensor.to_float32().copy()).to(torch.bfloat16).float()
+    assert torch.equal(form.dequantised().cpu(), floats)
+    x, out = torch.randn(3, 256, device=device), torch.full((3, 200), float("nan"), device=device)
+    scratch: Any = SimpleNamespace(unpacked=torch.zeros(130 * 256, device=device))
+    matrix = Matrix("head", Product("head", 200, 256), {code.name: form})
+    LAUNCHES[f"{code.name}_unpacked"](Call(x, matrix, out, None, scratch, 4, None))
+    torch.testing.assert_close(out.cpu(), x.cpu() @ floats.T, rtol=1e-4, atol=1e-4)

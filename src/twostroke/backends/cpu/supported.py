@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from twostroke.backends.cpu.recurrent_shape import unsupported_recurrent
 from twostroke.backends.cpu.shape import activation_name, attended_widths, mlp_widths, mlps_of
-from twostroke.backends.features import Feature, uncomputed
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import uncomputed
 from twostroke.models.spec import (
     DenseMlp,
     GroupedAttention,
@@ -23,35 +23,11 @@ LAYERS_UNLIKE = (
     "its layers differ in their kind of attention, in their experts or activations, or within a KV group in their "
     "heads, and this backend has one of each"
 )
-_LEARNT = frozenset(
-    {
-        Feature.BOTH_WAYS,
-        Feature.ENCODER,
-        Feature.EXPERT_BIASES,
-        Feature.GROWTH,
-        Feature.LATENT,
-        Feature.LAYER_INPUTS,
-        Feature.NORMED_EXPERTS,
-        Feature.NO_ROPE,
-        Feature.ONE_BLOCK,
-        Feature.OUTPUT_GATE,
-        Feature.OUTPUT_NORMS,
-        Feature.OWN_VALUES,
-        Feature.PLAIN_MLP,
-        Feature.ROUTING,
-        Feature.SHARED_EXPERTS,
-        Feature.SHARED_KV,
-        Feature.SINKS,
-        Feature.STATES,
-        Feature.VECTORS,
-        Feature.WIDE_NORMS,
-    }
-)
 
 
 def unsupported_shape(checkpoint: Checkpoint) -> str | None:
     spec = checkpoint.spec
-    if (reason := uncomputed(spec, learnt=_LEARNT)) is not None:
+    if (reason := uncomputed(spec, "cpu")) is not None:
         return reason
     if not _attentions(spec):
         return "none of its layers attends, and this backend needs one that does"

@@ -15,14 +15,15 @@ from twostroke.backends.cuda.draft_clock import DraftClock
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
 from twostroke.backends.cuda.kernels.head_states import name_drafts
-from twostroke.backends.cuda.kernels.paged import AttentionShape
+from twostroke.backends.cuda.kernels.paged import NO_SCALES, AttentionShape
 from twostroke.backends.cuda.kernels.sampling import survey
 from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.model import Decoder, Decodes, Pass, TokenArrays
-from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes
+from twostroke.backends.cuda.model_matrices import attention_of, held_of, held_weight_bytes, quantising_bytes
+from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN, SamplingRows
@@ -80,12 +81,13 @@ class DraftModelDrafter:
         held = held_of(companion.checkpoint, companion.formats)
         self._weights, self._loader = Weights.placed(companion.checkpoint, device, dtype, None, held)
         self._buffers = Buffers(spec, num_tokens, num_rows, device, dtype, held)
-        self.attention = _attention_of(spec, layout.block_size, dtype, device, num_rows, num_queries)
+        one_byte = OneByteKV.of(companion.checkpoint, companion.formats, device)
+        self.attention = _kernels_of(spec, layout.block_size, dtype, device, num_rows, num_queries, one_byte)
         self._target = parts.rows
         self._vocab_size = min(vocab_size, spec.vocab_size)
         self._has_all_tokens = spec.vocab_size >= vocab_size
         self._rows = CompanionRows.of(parts.rows, layout, companion.number, has_all_tokens=self._has_all_tokens)
-        kv = KVStore(spec, layout.of_model(companion.number), device, kv_dtype)
+        kv = KVStore(spec, layout.of_model(companion.number), device, kv_dtype, one_byte)
         self._decoder = Decoder(
             spec, self._weights, kv, self.attention, self._buffers, self._rows, max_context, choices
         )
@@ -146,16 +148,21 @@ class DraftModelDrafter:
         return torch.clamp(token_ids, max=last, out=self._token_ids[: len(token_ids)])
 
 
-def _attention_of(
-    spec: ModelSpec, page: int, dtype: torch.dtype, device: torch.device, num_rows: int, num_queries: int
+def _kernels_of(
+    spec: ModelSpec,
+    page: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_rows: int,
+    num_queries: int,
+    one_byte: OneByteKV | None,
 ) -> Attention | LatentKernels:
-    """For all layers: a checkpoint whose layers differ was declined."""
-    heads = spec.layers[0].attention
+    heads = attention_of(spec)
     if isinstance(heads, LatentAttention):
         return LatentKernels(heads, page, dtype, device, max(num_rows, num_queries))
-    heads = spec.layers[0].grouped
-    shape = AttentionShape(heads.num_heads, heads.num_kv_heads, heads.head_dim, page, dtype, 1 + MAX_DRAFTS)
-    return Attention(shape, device, num_rows, num_queries)
+    sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, page, dtype, 1 + MAX_DRAFTS)
+    scaled = NO_SCALES if one_byte is None else one_byte.scaled
+    return Attention(AttentionShape(*sizes, scaled), device, num_rows, num_queries)
 
 
 def companion_bytes(checkpoint: Checkpoint, formats: Formats, sizes: StepSizes) -> int:

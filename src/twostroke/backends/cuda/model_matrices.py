@@ -4,7 +4,7 @@ bits for decode. Knows shapes and tables, no torch and no device at hand: a plan
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
@@ -140,13 +140,25 @@ def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:
 
 
 def held_of(checkpoint: Checkpoint, formats: Formats) -> Held:
-    """How layers' matrices are held. Head and embedding are in the type that is computed in, always."""
+    """How layers' matrices are held, and the head where it is a matrix of its own that is stored in few bits. An
+    embedding is in the type that is computed in, always."""
     if not is_low_bit(formats):
         return AS_COMPUTED
     matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
     if formats.weights == STORED:
-        return stored_held(checkpoint, map(_stored, matrices))
+        found = stored_held(checkpoint, map(_stored, matrices))
+        code = _head_code(checkpoint)
+        return found if code is None else replace(found, codes={**found.codes, "head": code})
     return Held(dict.fromkeys((matrix.name for matrix in matrices), QUANTISED_TO[formats.weights]))
+
+
+def _head_code(checkpoint: Checkpoint) -> Code | None:
+    """Of numbers and scales as they are stored; None: it is held in the type that is computed in."""
+    if checkpoint.spec.tied_embeddings or not checkpoint.tensors["output"].kind.is_quantised:
+        return None
+    held = stored_held(checkpoint, [Stored("head", ("output",))])
+    code = held.codes.get("head")
+    return code if code is not None and code.grouping is not None and not held.with_order else None
 
 
 def _stored(matrix: ModelMatrix) -> Stored:
@@ -184,6 +196,8 @@ def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:
 
 
 def _code_of_tensor(checkpoint: Checkpoint, name: str, formats: Formats) -> Code | None:
+    if name == "output" and formats.weights == STORED:
+        return _head_code(checkpoint)
     is_kept = name in ("embedding", "output") or name.endswith(".router")
     if is_kept or formats.weights != STORED:
         return None if is_kept else QUANTISED_TO.get(formats.weights)
@@ -211,6 +225,8 @@ def offered_on(checkpoint: Checkpoint, formats: Formats, card: Card) -> DecodeWe
     is_low = is_low_bit(formats)
     if formats.weights != "bf16" and not is_low:
         return NEEDS_BF16
+    if formats.weights == STORED and _head_code(checkpoint) is not None:
+        return "all of its matrices are held in fewer bits than twelve"
     return sizes_of(checkpoint, Choices.on(card), is_low_bit=is_low) if card.has_hopper_kernels else NEEDS_HOPPER
 
 

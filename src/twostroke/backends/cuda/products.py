@@ -234,6 +234,9 @@ def _from_low_bit(call: Call) -> None:
 
 def _by_unpacking(call: Call) -> None:
     weight, shape = call.matrix.low_bit, call.matrix.product.shape
+    if prod(shape) > call.scratch.unpacked.numel():
+        _by_slices(call)
+        return
     unpacked = call.scratch.unpacked[: prod(shape)].view(shape)
     if isinstance(weight, GroupedMatrix):
         dequantise_grouped_into(weight, unpacked)
@@ -242,6 +245,16 @@ def _by_unpacking(call: Call) -> None:
     else:
         unpacked.copy_(weight.dequantised())
     _multiply_plain(replace(call, x=_in_order(call)), unpacked)
+
+
+def _by_slices(call: Call) -> None:
+    """Of a head, which is larger than any matrix of a layer: as many outputs at a time as there is room for."""
+    weight, room = call.matrix.low_bit, call.scratch.unpacked
+    assert isinstance(weight, GroupedMatrix) and call.gated is None and call.matrix.bias is None
+    for first, part in weight.slices(room.numel() // weight.width):
+        unpacked = room[: part.rows * part.width].view(part.rows, part.width)
+        dequantise_grouped_into(part, unpacked)
+        _multiply_plain(replace(call, out=call.out[:, first : first + part.rows]), unpacked)
 
 
 def _by_scaling(call: Call) -> None:

@@ -40,7 +40,7 @@ class Chunks(NamedTuple):
     first: int
     """No token before it is a prompt's."""
     num_decodes: torch.Tensor | None
-    """int32 [1], where only the device knows: so many tokens, the first, are none."""
+    """int32 [1], where only the device knows: this many tokens, the first, are none."""
 
 
 class Rule(Protocol):

@@ -44,6 +44,10 @@ class DeviceStates:
                 found.append((index_of[seq_id], slot, ANY_LENGTH))
         self._keep(found)
 
+    def nobodys_saves(self) -> torch.Tensor:
+        """One, as of a step that verifies drafts, of padding's stream to padding's slot."""
+        return self._sent([(0, self._scratch_slot, 1)], 3)
+
     def drafted_saves(self, step: Step) -> Iterator[torch.Tensor]:
         """Of a step that verifies drafts, on the device, some at a time: the place of each one's stream, its slot and
         its length  # [saves, 3]"""

@@ -15,17 +15,26 @@ from twostroke.backends.cuda.kernels.eight_bits import EightBitMatrix
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, GroupValues
-from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, Offset
+from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Offset
 from twostroke.backends.cuda.matrix import LowBitMatrix
 from twostroke.backends.cuda.stored_codes import order_of
 from twostroke.core.errors import ModelError
 from twostroke.models.weights.stored_forms import Parts, ScaledTensor
 from twostroke.models.weights.tensor import WeightTensor
 
+SLICE_VALUES = 1 << 25
+
 
 def fill_stored(place: LowBitMatrix, tensors: Sequence[WeightTensor]) -> None:
-    """From tensors that are joined by rows, into a form that has a code for them."""
+    """From tensors that are joined by rows, into a form that has a code for them. A large head comes in slices: what a
+    tensor is spread out to takes many times its bytes."""
     device = place.data.device
+    if isinstance(place, GroupedMatrix) and len(tensors) == 1 and not place.is_gated and place.order is None:
+        most_rows = max(1, SLICE_VALUES // place.width)
+        if place.rows > max(most_rows, UNIT_ROWS):
+            for first, part in place.slices(most_rows):
+                fill_stored(part, [tensors[0].rows(first, first + part.rows)])
+            return
     if isinstance(place, ExpertMatrix):
         _fill_experts(place, tensors)
         return

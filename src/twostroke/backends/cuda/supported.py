@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twostroke.backends.features import LAYERS_DIFFER, Feature, uncomputed
+from twostroke.models.features import LAYERS_DIFFER, uncomputed
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import (
     DenseMlp,
@@ -25,25 +25,11 @@ MAX_STATE_DIM = 128
 """Of what a head keeps, each way: a program has all of it in registers."""
 LATENT_UNIT = 8
 """Its sizes are multiples of it: sixteen bytes of 16-bit numbers."""
-COMPUTED = frozenset(
-    {
-        Feature.STATES,
-        Feature.LATENT,
-        Feature.SINKS,
-        Feature.OUTPUT_GATE,
-        Feature.NO_ROPE,
-        Feature.GROWTH,
-        Feature.SHARED_EXPERTS,
-        Feature.ROUTING,
-        Feature.EXPERT_BIASES,
-    }
-)
-"""What some models have, and kernels here compute."""
 
 
 def unsupported_layers(spec: ModelSpec) -> str | None:
     """Why its kernels do not take a model, or None."""
-    if (reason := uncomputed(spec, COMPUTED)) is not None:
+    if (reason := uncomputed(spec, "cuda")) is not None:
         return reason
     attending = [layer for layer in spec.layers if not isinstance(layer.attention, Recurrent)]
     if not attending:

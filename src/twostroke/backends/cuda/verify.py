@@ -159,10 +159,17 @@ class VerifyPath:
                     graphs.prepare(("verify", bucket, width, makes), work, sample)
                 if self._parts.states is None:
                     continue
-                if rehearses or bucket > CAPTURED_STREAMS:
-                    settle()
-                else:
-                    graphs.prepare(("settle states", bucket, width), settle, settle)
+                settle()
+                if not rehearses and bucket <= CAPTURED_STREAMS:
+                    graphs.prepare(("settle states", bucket, width), settle, lambda: None)
+            self._prepare_saves(width)
+
+    def _prepare_saves(self, width: int) -> None:
+        states = self._parts.states
+        if states is not None:
+            self._send(1, width, [], ())
+            rows, counts = self._views(1, width)[0], self._counts[:1]
+            self._parts.decoder.settle_states(rows, counts, width=width, saves=states.nobodys_saves())
 
     def prepare_sampling(self) -> None:
         """As of steps without drafts: have the kernels compiled that some rows need."""

@@ -96,18 +96,13 @@ class Weights:
         loader = WeightLoader(checkpoint, device, dtype, held)
         spec = checkpoint.spec
         layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
-        embedding = loader.place(("embedding",))
-        head = embedding if spec.tied_embeddings else loader.place(("output",))
-        weights = Weights(
-            embedding,
-            layers,
-            loader.place(("final_norm",)),
-            Matrix("head", head_of(spec).product, {"plain": Plain(head)}),
-        )
+        embedding, head = loader.place(("embedding",)), head_of(spec)
+        head_forms: dict[str, Form] = {"plain": Plain(embedding)} if spec.tied_embeddings else loader.forms(head)
+        weights = Weights(embedding, layers, loader.place(("final_norm",)), Matrix("head", head.product, head_forms))
         if copies is not None and dtype == torch.bfloat16:
             names = {matrix.name for matrix in with_copies(spec, copies, is_low_bit=bool(held.codes))}
             for matrix in weights.matrices():
-                if matrix.name in names:
+                if matrix.name in names and "plain" in matrix.forms:
                     matrix.make_room_for_packed()
         return weights, loader
 

@@ -144,7 +144,6 @@ _GGUF_NAMES = TensorNames(
     },
     ignored_prefixes=("cls.", "pooler."),
 )
-NO_VECTORS_ON_CARDS = ("hosts alone", "no kernel for a card here computes encoders, or gives vectors")
 _HF = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
 FAMILY = Family(
     "bert",
@@ -154,6 +153,5 @@ FAMILY = Family(
     _from_gguf,
     hf_names=ENCODER_NAMES,
     gguf_names=_GGUF_NAMES,
-    only_on=NO_VECTORS_ON_CARDS,
     classifiers={"BertForSequenceClassification": (("bert.pooler.dense", "tanh"), ("classifier", "identity"))},
 )

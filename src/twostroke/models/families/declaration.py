@@ -169,5 +169,3 @@ class Family:
     classifiers: Mapping[str, tuple[tuple[str, StepActivation], ...]] = field(default_factory=dict)
     """Of architectures that score pairs of texts: the names of the matrices that the first token's state goes through,
     less `.weight` and `.bias`, and what follows each."""
-    only_on: tuple[str, str] | None = None
-    """Where this engine runs it, and why nowhere else; None: on every backend."""

@@ -68,5 +68,4 @@ FAMILY = Family(
     _from_gguf,
     HF_POST_NORMS,
     GGUF_NAMES,
-    only_on=("hosts alone", "no kernel for a card here has blocks that read the residual stream as it is"),
 )

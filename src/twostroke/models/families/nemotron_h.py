@@ -156,5 +156,4 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.ON_HOSTS,
 )

@@ -71,7 +71,6 @@ HF_POST_NORMS = replace(
         "post_feedforward_layernorm.weight": ("post_mlp_norm",),
     },
 )
-ONLY_ON = ("hosts alone", "no kernel for a card here norms queries over all heads")
 OLMO2 = Family(
     "olmo2",
     ("Olmo2ForCausalLM",),
@@ -80,6 +79,5 @@ OLMO2 = Family(
     _from_gguf,
     HF_POST_NORMS,
     replace(GGUF_NAMES, layer=GGUF_LAYER),
-    only_on=ONLY_ON,
 )
-OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), (), _v3_from_config, hf_names=HF_POST_NORMS, only_on=ONLY_ON)
+OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), (), _v3_from_config, hf_names=HF_POST_NORMS)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from twostroke.models.families import decoder, experts, qwen3_moe
 from twostroke.models.families.declaration import GGUF_NAMES, Family, StoredTensor
 from twostroke.models.families.fields import Fields
-from twostroke.models.families.olmo import ONLY_ON
 from twostroke.models.spec import ModelSpec
 
 
@@ -36,5 +35,4 @@ FAMILY = Family(
     _from_gguf,
     qwen3_moe.FAMILY.hf_names,
     experts.with_gguf_experts(replace(GGUF_NAMES)),
-    only_on=ONLY_ON,
 )

@@ -15,7 +15,7 @@ from twostroke.backends.cuda.kernels.delta_decode import DeltaVectors
 from twostroke.backends.cuda.kernels.moe_routing import dot_precision
 from twostroke.backends.cuda.kernels.state_items import TILE, TILE_WORDS
 from twostroke.backends.cuda.kernels.state_math import LENGTH_EPS, DeltaShape, fading_of, key_head_of, product
-from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 from twostroke.backends.cuda.state_shape import StateShape
@@ -25,6 +25,8 @@ BLOCK = tl.constexpr(16)
 WALKED_COLUMNS: Final = 32
 """Of a head's values, that a program walks with: fewer make more programs, which all go through queries and keys."""
 SMALLEST_DOT: Final = 16
+ROOM_FOR_TWO: Final = 128 * 1024
+"""Bytes of shared memory that a walk takes which fetches a tile ahead, at most."""
 
 
 @triton.jit
@@ -178,5 +180,9 @@ def delta_tiles(
     dependent(_walk, (len(items), shape.value_heads, cdiv(shape.value_dim, columns)), x.device)(
         x, mixed, vectors, states, items, solved, scores, found, x.stride(0), mixed.stride(0), found.stride(0),
         SHAPE=shape, STATE=state, KEYS=keys, COLUMNS=columns, TILE=TILE, PRECISION=precision, num_warps=4,
-        num_stages=2,
+        num_stages=walk_stages(x.device),
     )  # fmt: skip
+
+
+def walk_stages(device: torch.device) -> int:
+    return target_of(device).stages(2, ROOM_FOR_TWO // 2)

@@ -4,6 +4,7 @@ bfloat16 for products of many rows. A weight is made in float32 and rounded once
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -88,6 +89,15 @@ class GroupedMatrix:
     def grouping(self) -> Grouping:
         assert self.code.grouping is not None
         return self.code.grouping
+
+    def slices(self, most_rows: int) -> Iterator[tuple[int, GroupedMatrix]]:
+        """Views of runs of whole units, no longer than so many rows where a unit is not, with the first row of each."""
+        assert not self.is_gated and self.order is None
+        step = max(1, most_rows // UNIT_ROWS)
+        for unit in range(0, self.units, step):
+            first = unit * UNIT_ROWS
+            rows = min(step * UNIT_ROWS, self.rows - first)
+            yield first, GroupedMatrix(self.data[unit : unit + step], self.code, rows, self.width, False)
 
     def put(self, numbers: torch.Tensor, values: GroupValues) -> None:
         """numbers: uint8 [rows, width], in `order`"""

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.kernels import state_items as item_words
-from twostroke.backends.cuda.kernels.delta_prefill import SMALLEST_DOT
+from twostroke.backends.cuda.kernels.delta_prefill import SMALLEST_DOT, walk_stages
 from twostroke.backends.cuda.kernels.mamba_decode import MambaVectors, step_length
 from twostroke.backends.cuda.kernels.moe_routing import dot_precision
 from twostroke.backends.cuda.kernels.state_items import TILE
@@ -78,6 +78,6 @@ def scan_tiles(
     rows, columns = (max(SMALLEST_DOT, next_power_of_2(size)) for size in (shape.head_dim, shape.state_size))
     dependent(_scan_tiles, (len(items), shape.num_heads), x.device)(
         x, mixed, vectors, states, items, found, x.stride(0), mixed.stride(0), found.stride(0), SHAPE=shape,
-        STATE=state, ROWS=rows, COLUMNS=columns, TILE=TILE, PRECISION=dot_precision(mixed.dtype), num_warps=4,
-        num_stages=2,
+        STATE=state, ROWS=rows, COLUMNS=columns, TILE=TILE, PRECISION=dot_precision(mixed.dtype), num_warps=8,
+        num_stages=walk_stages(x.device),
     )  # fmt: skip

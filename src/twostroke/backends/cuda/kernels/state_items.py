@@ -192,11 +192,11 @@ def settled_items(
     return items[:number]
 
 
-@triton.jit(do_not_specialize=["layer_stride"])
-def _copy(states, pairs, layer_stride, VALUES: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["slots"])
+def _copy(states, pairs, slots, VALUES: tl.constexpr, BLOCK: tl.constexpr):
     pair = pairs + tl.program_id(0) * 2
     source, target = tl.load(pair).to(tl.int64), tl.load(pair + 1).to(tl.int64)
-    layer = states + tl.program_id(1).to(tl.int64) * layer_stride
+    layer = states + tl.program_id(1).to(tl.int64) * slots * VALUES
     columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < VALUES
     tl.store(layer + target * VALUES + columns, tl.load(layer + source * VALUES + columns, mask=mask), mask=mask)
@@ -205,19 +205,19 @@ def _copy(states, pairs, layer_stride, VALUES: tl.constexpr, BLOCK: tl.constexpr
 def copy_states(states: torch.Tensor, pairs: torch.Tensor) -> None:
     """states float32 [layers, slots, values]; pairs int32 [pairs, 2]: from a slot to another, in all layers. No slot is
     written to that another pair reads."""
-    layers, _, values = states.shape
+    layers, slots, values = states.shape
     launcher(_copy, (len(pairs), layers, cdiv(values, _COPIED)))(
-        states, pairs, states.stride(0), VALUES=values, BLOCK=_COPIED, num_warps=8
+        states, pairs, slots, VALUES=values, BLOCK=_COPIED, num_warps=8
     )
 
 
-@triton.jit(do_not_specialize=["layer_stride", "table_stride"])
-def _keep(states, saves, lengths, layer_stride, table_stride, VALUES: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["slots", "table_stride"])
+def _keep(states, saves, lengths, slots, table_stride, VALUES: tl.constexpr, BLOCK: tl.constexpr):
     save = saves + tl.program_id(0) * 3
     row, target, length = tl.load(save), tl.load(save + 1).to(tl.int64), tl.load(save + 2)
     if (length < 0) | (length == length_of(lengths, row) - 1):
         source = slot_of(lengths, row, table_stride).to(tl.int64)
-        layer = states + tl.program_id(1).to(tl.int64) * layer_stride
+        layer = states + tl.program_id(1).to(tl.int64) * slots * VALUES
         columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
         mask = columns < VALUES
         tl.store(layer + target * VALUES + columns, tl.load(layer + source * VALUES + columns, mask=mask), mask=mask)
@@ -226,7 +226,7 @@ def _keep(states, saves, lengths, layer_stride, table_stride, VALUES: tl.constex
 def keep_states(states: torch.Tensor, saves: torch.Tensor, lengths: Lengths) -> None:
     """saves int32 [saves, 3]: row, slot, length. The row's state goes to the slot, if it has computed this many tokens,
     and in any case where the length is ANY_LENGTH."""
-    layers, _, values = states.shape
+    layers, slots, values = states.shape
     launcher(_keep, (len(saves), layers, cdiv(values, _COPIED)))(
-        states, saves, lengths, states.stride(0), lengths.table.stride(0), VALUES=values, BLOCK=_COPIED, num_warps=8
+        states, saves, lengths, slots, lengths.table.stride(0), VALUES=values, BLOCK=_COPIED, num_warps=8
     )
