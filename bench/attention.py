@@ -156,6 +156,8 @@ class Bench:
             RopeField.SINES: address_of(self.rotation.sines),
             RopeField.HALF: self.rotation.half,
             RopeField.STORE: memory,
+            RopeField.ROWS: StepField.NUM_TOKENS,
+            RopeField.POSITIONS: StepField.POSITIONS,
             RopeField.GROUP: group,
         }
 

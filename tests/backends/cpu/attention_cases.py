@@ -198,6 +198,8 @@ class Attention:
             RopeField.V_OFFSET: queries + case.kv_heads * case.head_dim,
             RopeField.STORE: memory,
             RopeField.GROUP: group,
+            RopeField.ROWS: StepField.NUM_TOKENS,
+            RopeField.POSITIONS: StepField.POSITIONS,
         }
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(inputs),

@@ -249,6 +249,8 @@ def test_norm_and_rope_of_queries(isa_name: str, half: int) -> None:
         RopeField.SINES: address_of(sines),
         RopeField.HALF: half,
         RopeField.GROUP: int(StepField.KV_GROUPS),
+        RopeField.ROWS: StepField.NUM_TOKENS,
+        RopeField.POSITIONS: StepField.POSITIONS,
     }
     step = {
         StepField.NUM_TOKENS: ROWS,

@@ -40,6 +40,10 @@ class StepField(Field):
     HEAD_PARTS = auto()  # of latent attention: how many pieces the heads of a query are cut into
     NUM_CHUNK_BLOCKS = auto()
     CHUNK_BLOCKS = auto()  # i32 [num_chunk_blocks, QueryBlockField], of latent attention: those of chunks alone
+    LOGIT_POSITIONS = auto()  # i32 [num_logits], of layers that read others' KV and have the rows of LOGIT_ROWS alone
+    NARROW_BLOCKS = (
+        auto()
+    )  # i32 [num_logit_blocks, QueryBlockField], of such layers: tokens are counted among those rows
     NUM_RUNS = auto()
     RUNS = auto()  # i32 [num_runs, RunField], for layers that keep a state
     KV_GROUPS = auto()  # three fields a KV group follow from here, see KVGroupField
@@ -226,6 +230,8 @@ class RopeField(Field):
     GROWTH = auto()  # f32 [max_context] what queries are multiplied by, or 0
     STORE = auto()
     GROUP = auto()  # the first StepField of the layer's KV group
+    ROWS = auto()  # which StepField holds their number
+    POSITIONS = auto()  # and which one where they stand
 
 
 class AttentionField(Field):

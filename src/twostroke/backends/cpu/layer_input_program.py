@@ -28,11 +28,11 @@ def looked_up(spec: ModelSpec, weights: LayerInputs, token_ids: npt.NDArray[np.i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Buffers:
-    """`vectors` begins as what was looked up, and one layer's are moved together where rows are left out."""
+    """`vectors` begins as what was looked up, and moves together where rows are left out."""
 
     vectors: Floats  # [rows, layers * width]
     projected: Floats  # [rows, layers * width]
-    narrow: Floats  # [rows whose logits are wanted, width]
+    narrow: Floats  # [rows whose logits are wanted, layers * width]
     gates: Floats  # [rows, width]
     gated: Operand
 
@@ -40,7 +40,7 @@ class _Buffers:
     def of(spec: ModelSpec, width: int, max_tokens: int, narrow_rows: int, threads: int) -> _Buffers:
         rows, whole = max_tokens + MOST_LACKING_ROWS, spec.num_layers * width
         gated = Operand(max_tokens, width, threads=threads)
-        shapes = ((rows, whole), (rows, whole), (narrow_rows, width), (rows, width))
+        shapes = ((rows, whole), (rows, whole), (narrow_rows, whole), (rows, width))
         vectors, projected, narrow, gates = (float_zeros(*shape) for shape in shapes)
         return _Buffers(vectors, projected, narrow, gates, gated)
 
@@ -77,20 +77,14 @@ class LayerInputOperations(MlpOperations):
         wait = self._wait_for_rows()
         self._add_norm_columns(source, weights.norm, eps, target=target, accumulate=True, wait=wait)
 
-    def _narrow_layer_input(self, index: int) -> None:
-        """Of the layer in which rows are left out: its vectors of the others move together."""
-        buffers, own = self._inputs_of_layers, self._spec.layer_input
-        if buffers is None or own is None:
+    def _narrow_layer_inputs(self) -> None:
+        """Where rows are left out: the vectors of the others move together."""
+        buffers = self._inputs_of_layers
+        if buffers is None:
             return
         self._are_narrow = True
-        fields: dict[IntEnum, int] = self._norm_fields(buffers.vectors, None) | {
-            NormField.INPUT: address_of(buffers.vectors) + 4 * index * own.width,
-            NormField.WIDTH: own.width,
-            NormField.STRIDE: buffers.vectors.shape[1],
-            NormField.GATHER: 1,
-            OperandField.FLOATS: address_of(buffers.narrow),
-        }
-        self.tape.add("prepare", fields, wait=Wait.NEVER)
+        gather: dict[IntEnum, int] = {NormField.GATHER: 1, OperandField.FLOATS: address_of(buffers.narrow)}
+        self.tape.add("prepare", self._norm_fields(buffers.vectors, None) | gather, wait=Wait.NEVER)
 
     def _add_layer_input(self, index: int, weights: LayerInputWeights | None, factor: float) -> None:
         """`factor`: what the residual is multiplied by behind it. All ranks have all of it: they do not meet here."""
@@ -99,7 +93,8 @@ class LayerInputOperations(MlpOperations):
             return
         self._add_norm(self._normed, None, weights.gate)
         self._add_projection(weights.gate, self._normed, buffers.gates)
-        whole, narrow = Columns(buffers.vectors, index * own.width, own.width), Columns(buffers.narrow, 0, own.width)
-        self._add_activation(buffers.gates, narrow if self._are_narrow else whole, weights.out, buffers.gated)
+        vectors = buffers.narrow if self._are_narrow else buffers.vectors
+        own_input = Columns(vectors, index * own.width, own.width)
+        self._add_activation(buffers.gates, own_input, weights.out, buffers.gated)
         self._add_projection(weights.out, buffers.gated, self.block_output)
         self._add_norm_add(self.block_output, weights.norm, factor)

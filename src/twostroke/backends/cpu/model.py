@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu import packed_cache
-from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField, StepField
+from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField, QueryBlockField, StepField
 from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
 from twostroke.backends.cpu.code import code_for
 from twostroke.backends.cpu.isa import InstructionSet
@@ -129,6 +129,7 @@ class CpuModel:
         attention, mixer = attending(self.spec), recurrent_mixer(self.spec)
         kv_heads = attention.num_kv_heads if isinstance(attention, GroupedAttention) else 1
         heads = heads_by_layer(self.spec, self._shape)
+        self._shares_kv = any(self.spec.kv_source(index) != index for index in heads)
         self.kv = KVStore(layout, kv_heads, self._shape, mixer, heads)
         touched = launcher.submit(self.kv.touch)  # beside the rest, which takes longer and mostly one core
         shapes = list(dict.fromkeys([self._shape, *(one.shape for one in heads.values())]))
@@ -296,6 +297,11 @@ class CpuModel:
             record[field] = len(array)
         for field, array in zip(_KEPT_FIELDS, kept, strict=True):
             record[field] = address_of(array)
+        if self._shares_kv:
+            among = pieces.logit_blocks.copy()
+            among[:, QueryBlockField.TOKEN] = np.searchsorted(batch.logit_rows, among[:, QueryBlockField.TOKEN])
+            kept += (np.ascontiguousarray(batch.positions[batch.logit_rows]), among)
+            record[StepField.LOGIT_POSITIONS], record[StepField.NARROW_BLOCKS] = map(address_of, kept[-2:])
         if self.kv.states.groups:
             kept.append(self.kv.states.runs(batch))
             record[StepField.NUM_RUNS], record[StepField.RUNS] = len(kept[-1]), address_of(kept[-1])

@@ -98,9 +98,10 @@ class Program(LayerInputOperations):
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
         self._make_layer_inputs(max_tokens, narrow_rows, threads)
         self.taps = tuple(float_zeros(rows, spec.hidden_size) for _ in taps)  # [max_tokens, hidden] each
-        self._last_mixing = max(index for index, layer in enumerate(weights.layers) if layer.has_attention)
-        wanted_whole = max((self._last_mixing, *taps))
-        is_late = wanted_whole in taps or weights.layers[self._last_mixing].recurrent is not None
+        keeping = (index for index, layer in enumerate(weights.layers) if layer.has_attention)
+        self._last_keeping = max(index for index in keeping if spec.kv_source(index) == index)
+        wanted_whole = max((self._last_keeping, *taps))
+        is_late = wanted_whole in taps or weights.layers[self._last_keeping].recurrent is not None
         self._narrows_late = self._narrows and is_late
         self.tape = Tape(code)
         self._add_layer_inputs(weights.layer_inputs)
@@ -110,6 +111,7 @@ class Program(LayerInputOperations):
                 self._add_copy(self.taps[taps.index(index)])
             if self._narrows_late and index == wanted_whole:
                 self._narrow(Wait.ALWAYS)
+                self._count_among_wanted()
         self.last_hidden = self._rows.hidden
         """After the last layer, of the rows whose logits are wanted."""
         if weights.head is not None:
@@ -121,6 +123,8 @@ class Program(LayerInputOperations):
     def _add_layer(self, index: int, layer: LayerWeights) -> None:
         if layer.has_attention:
             self._add_attention(index, layer)
+        if self._rows.count is StepField.NUM_LOGITS:
+            self._count_among_wanted()
         if layer.has_mlp:
             self._add_mlp(layer, layer.scale if layer.layer_input is None else 1.0)
         self._add_layer_input(index, layer.layer_input, layer.scale)
@@ -182,6 +186,8 @@ class Program(LayerInputOperations):
             RopeField.GROWTH: address_of(self._positions.growth(own.growth)),
             RopeField.STORE: address_of(place.memory),
             RopeField.GROUP: group_field(place.group),
+            RopeField.ROWS: self._rows.count,
+            RopeField.POSITIONS: self._rows.positions,
         }
         self.tape.add("rope_and_store", rope, variant=self._variant(own))
 
@@ -246,13 +252,9 @@ class Program(LayerInputOperations):
         self.tape.add("prepare", fields, wait=Wait.ALWAYS)
 
     def _narrow_in(self, index: int) -> dict[IntEnum, int]:
-        """Within the last layer that mixes rows, once all have left behind what later ones read."""
-        is_last = index == self._last_mixing
-        if not is_last or not self._narrows or self._narrows_late:
-            return {}
-        gather = self._narrow()
-        self._narrow_layer_input(index)
-        return gather
+        """Within the last layer that keeps something, once all rows have left behind what later ones read."""
+        is_last = index == self._last_keeping
+        return self._narrow() if is_last and self._narrows and not self._narrows_late else {}
 
     def _narrow(self, wait: Wait = Wait.NEVER) -> dict[IntEnum, int]:
         """From here on only the rows whose logits are wanted: their residual moves together. Returns what tells the
@@ -260,9 +262,14 @@ class Program(LayerInputOperations):
         narrow = Rows(self._narrow_hidden, StepField.NUM_LOGITS, StepField.NUM_LOGIT_BLOCKS, StepField.LOGIT_BLOCKS)
         gather: dict[IntEnum, int] = {NormField.GATHER: 1}
         self._rows, source = narrow, self._rows.hidden
+        self._narrow_layer_inputs()
         fields = self._norm_fields(source, None) | gather | {OperandField.FLOATS: address_of(narrow.hidden)}
         self.tape.add("prepare", fields, wait=wait)  # attention neither reads nor writes it: no need to wait
         return gather
+
+    def _count_among_wanted(self) -> None:
+        """Behind the layer in which the other rows are left out: what layers that read others' KV attend by."""
+        self._rows = replace(self._rows, blocks=StepField.NARROW_BLOCKS, positions=StepField.LOGIT_POSITIONS)
 
     def _add_head(self, head: Projection, final_norm: Floats) -> None:
         cap = self._spec.logits_softcap

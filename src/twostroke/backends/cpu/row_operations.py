@@ -34,6 +34,7 @@ class Rows:
     count: StepField
     num_blocks: StepField
     blocks: StepField
+    positions: StepField = StepField.POSITIONS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

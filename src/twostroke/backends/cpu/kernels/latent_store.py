@@ -29,7 +29,7 @@ def emit_latent_store(e: Emitter, shape: KernelShape) -> None:
                     place = e.add(row, e.mul(unit, own.key_dim))
                     query = e.at(op.address(LatentField.QUERIES), place, F32)
                     _rotate(op, own, e.at(query, own.plain_dim, F32), token)
-                    grow(op, query, own.key_dim, op.integer(LatentField.GROWTH), token)
+                    grow(op, query, own.key_dim, op.integer(LatentField.GROWTH), position_of(op, token))
                 with is_kept:
                     row = e.mul(token, op.integer(LatentField.STRIDE))
                     kept = e.at(op.address(LatentField.INPUT), row, F32)

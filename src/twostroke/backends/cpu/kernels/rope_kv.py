@@ -16,25 +16,26 @@ def emit_rope_and_store(e: Emitter, shape: KernelShape) -> None:
     with operation(e, "rope_and_store") as op:
         heads, kv_heads = op.integer(RopeField.NUM_HEADS), op.integer(RopeField.NUM_KV_HEADS)
         units = e.add(heads, kv_heads)
-        first, last = op.own_rows(op.step_integer(StepField.NUM_TOKENS))
+        first, last = op.own_rows(op.step_integer(op.integer(RopeField.ROWS)))
         with e.loop(e.mul(first, units), e.mul(last, units)) as item:
             token, unit = e.div(item, units), e.rem(item, units)
             row = e.at(op.address(RopeField.INPUT), e.mul(token, op.integer(RopeField.STRIDE)), F32)
             with e.build.if_else(e.build.icmp_signed("<", unit, heads)) as (is_query, is_key):
                 with is_query:
                     query = e.at(row, e.mul(unit, shape.head_dim), F32)
-                    _norm_and_rotate(op, shape, query, RopeField.Q_NORM, token)
-                    grow(op, query, shape.head_dim, op.integer(RopeField.GROWTH), token)
+                    position = _position(op, token)
+                    _norm_and_rotate(op, shape, query, RopeField.Q_NORM, position)
+                    grow(op, query, shape.head_dim, op.integer(RopeField.GROWTH), position)
                 with is_key:
                     head = e.sub(unit, heads)
                     offset = e.mul(head, shape.head_dim)
                     key = e.at(row, e.add(op.integer(RopeField.K_OFFSET), offset), F32)
                     value = e.at(row, e.add(op.integer(RopeField.V_OFFSET), offset), F32)
-                    _norm_and_rotate(op, shape, key, RopeField.K_NORM, token)
+                    _norm_and_rotate(op, shape, key, RopeField.K_NORM, _position(op, token))
                     _store(op, shape, key, value, token, head)
 
 
-def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: RopeField, token: Value) -> None:
+def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: RopeField, position: Value) -> None:
     e = op.emitter
     weight = op.integer(norm)
     with e.when(e.is_nonzero(weight)):
@@ -42,7 +43,7 @@ def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: Rop
         for place in range(0, shape.head_dim, 16):
             normed = e.build.fmul(e.load_floats(values, place), inverse)
             e.store_floats(e.build.fmul(normed, e.load_floats(e.pointer(weight), place)), values, place)
-    half, position = op.integer(RopeField.HALF), position_of(op, token)
+    half = op.integer(RopeField.HALF)
     cosines, sines = (
         e.at(op.address(table), e.mul(position, half), F32) for table in (RopeField.COSINES, RopeField.SINES)
     )
@@ -61,16 +62,21 @@ def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: Rop
             e.store(turned_high, e.at(upper, index, F32), 4)
 
 
-def position_of(op: Operation, token: Value) -> Value:
+def _position(op: Operation, row: Value) -> Value:
+    return position_of(op, row, op.integer(RopeField.POSITIONS))
+
+
+def position_of(op: Operation, row: Value, positions: Value | int = StepField.POSITIONS) -> Value:
+    """`positions`: which field of the step's record has the address of all rows'."""
     e = op.emitter
-    return e.build.sext(e.load_at(I32, op.step_address(StepField.POSITIONS), token), I64)
+    return e.build.sext(e.load_at(I32, op.step_address(positions), row), I64)
 
 
-def grow(op: Operation, query: Value, width: int, factors: Value, token: Value) -> None:
+def grow(op: Operation, query: Value, width: int, factors: Value, position: Value) -> None:
     """A query times what its position gives, where `factors` is the address of such numbers."""
     e = op.emitter
     with e.when(e.is_nonzero(factors)):
-        factor = e.broadcast(e.pointer(factors), position_of(op, token))
+        factor = e.broadcast(e.pointer(factors), position)
         with e.loop(0, width, 16) as place:
             e.store_floats(e.build.fmul(e.load_floats(query, place), factor), query, place)
 
