@@ -14,7 +14,6 @@ import torch
 from tests.backends.cuda.engines import Sizes
 from tests.engine.family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
 from tests.models.tiny_checkpoints import make_tiny
-from twostroke.backends.features import LAYERS_DIFFER
 
 from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.backend import CudaBackend
