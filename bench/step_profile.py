@@ -65,7 +65,7 @@ def prepare(
     """A backend whose KV is full of something finite, and the step."""
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
     spec = checkpoint.spec
-    groups = tuple(KVGroup(group.layers, group.window, sum(blocks)) for group in spec.kv_groups())
+    groups = tuple(KVGroup(one.layers, one.window, sum(blocks), one.content, one.values) for one in spec.kv_groups())
     layout = KVLayout(BLOCK_SIZE, groups)
     tokens = decodes + sum(lengths[decodes:])
     backend = FACTORY.create(
@@ -81,7 +81,9 @@ def prepare(
     for seq_id, count in enumerate(blocks):
         joins.append(RowJoin(seq_id, Request(str(seq_id), (1,))))
         ids = tuple(int(block) for block in order[first : first + count])
-        grants += [BlockGrant(seq_id, group, 0, ids) for group in range(len(layout.groups))]
+        grants += [
+            BlockGrant(seq_id, number, 0, ids[:1] if group.is_state else ids) for number, group in enumerate(groups)
+        ]
         first += count
     slots = tuple(DecodeSlot(seq_id, length - 1) for seq_id, length in enumerate(lengths[:decodes]))
     chunks = tuple(
@@ -156,7 +158,7 @@ def _label(name: str, matrix: object) -> str:
 
 def _rows(tape: Tape, entry: int, batch: Batch) -> int:
     """From the last layer's attention on, only the rows whose logits are wanted are computed."""
-    last_attention = max(index for index, name in enumerate(tape.names) if name == "attention")
+    last_attention = max((index for index, name in enumerate(tape.names) if name == "attention"), default=-1)
     return len(batch.logit_rows) if entry > last_attention else batch.num_tokens
 
 

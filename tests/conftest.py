@@ -38,7 +38,7 @@ load_fixed_profile()  # before `--hypothesis-profile` is heard, and before tests
 
 LONG_ROOMS = ("server", "cli", "backends", "engine")
 """Their files take longest. They come first, so that no worker still has one when the others are done."""
-EXIT_LIMIT_S = 60.0
+EXIT_LIMIT_S = 240.0
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -47,6 +47,7 @@ ROOMS = {
     "models.attention_spec": room("models.rope_spec models.mlp_spec"),
     "models.layer_input_spec": room("models.mlp_spec"),
     "models.recurrent_spec": room("models.mlp_spec"),
+    "models.features": room("models.spec"),
     "models.families": room("core models.spec models.rope_spec models.quantised"),
     "models.quantised": room("core models.families"),
     "speculation": room("core cost", "numpy"),
@@ -69,7 +70,7 @@ ROOMS = {
         "core cost explain text config engine planner web cluster",
         "fastapi starlette pydantic pydantic_core uvicorn h11 uvloop msgspec zmq prometheus_client opentelemetry",
     ),
-    "planner": room("core kv cost scheduling models.spec models.families cluster.demand", "matplotlib"),
+    "planner": room("core kv cost scheduling models.spec models.features models.families cluster.demand", "matplotlib"),
     # From names to deployments: it looks at files and at this machine.
     "planner.asked": room("core kv cost models backends config machine engine"),
     "training": room("core models speculation engine", "numpy torch"),
@@ -82,11 +83,12 @@ DECLARATIONS = {
     "models.attention_spec",
     "models.layer_input_spec",
     "models.recurrent_spec",
+    "models.features",
     "models.families",
     "models.quantised",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.features", "twostroke.backends.host")
+SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
 # Whoever chooses or loads a concrete part; inside the engine that is build.py alone.
 CHOOSERS = ("twostroke.models.loading", "twostroke.models.resolve", "twostroke.text.loading")
 

@@ -20,7 +20,7 @@ from bench.peers.gpu.drive import MAX_CONTEXT, MAX_RUNNING, MAX_TOKENS_PER_STEP
 from bench.peers.gpu.workloads import TEMPERATURE, run
 from twostroke.backends.cuda import backend as cuda_backend
 from twostroke.backends.cuda.backend import CudaBackend
-from twostroke.backends.cuda.eagle3 import TIMED_STREAMS
+from twostroke.backends.cuda.draft_clock import TIMED_STREAMS
 from twostroke.backends.cuda.parts import PLAIN
 from twostroke.config import EngineConfig
 from twostroke.core.sequence import Sequence as Stream

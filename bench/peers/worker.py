@@ -81,6 +81,11 @@ class Worker:
         answer = self.ask(op="score", token_ids=list(token_ids))
         return [(chosen, best) for chosen, best in answer["scores"]]
 
+    def embed(self, texts: Sequence[str]) -> tuple[float, list[list[float]]]:
+        """The seconds it took in the engine's process, and the vectors."""
+        answer = self.ask(op="embed", texts=list(texts))
+        return float(answer["seconds"]), answer["vectors"]
+
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
 

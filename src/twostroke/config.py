@@ -100,8 +100,9 @@ class EngineConfig:
         "auto",
         ENGINE,
         "Who guesses tokens ahead, which the model then verifies, several a step: auto (look them up in the prompt and "
-        "the answer), off, a method by name, draft:MODEL (a smaller model with the same tokenizer), or eagle3:FOLDER "
-        "(a head trained for this model). Answers are the same, and drafts are only computed where they pay.",
+        "the answer), off, a method by name, draft:MODEL (a smaller model with the same tokenizer), eagle3:FOLDER (a "
+        "head trained for this model), or mtp (a layer of the model's own files that guesses). Answers are the same, "
+        "and drafts are only computed where they pay.",
         must_be="a method's name, auto or off",
     )
     kv: KVConfig = field(default_factory=KVConfig)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.backends import cuda
+from twostroke.backends import BACKENDS, cuda
 from twostroke.backends.cpu import FACTORY as CPU
-from twostroke.backends.features import LAYERS_DIFFER, uncomputed
+from twostroke.backends.cpu.supported import LAYERS_UNLIKE
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import COMPUTED, LAYERS_DIFFER, Feature, uncomputed
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.rope_spec import NO_ROPE, RopeSpec
 from twostroke.models.spec import (
@@ -20,6 +21,7 @@ from twostroke.models.spec import (
     DenseMlp,
     GroupedAttention,
     LatentAttention,
+    LayerInput,
     LayerSpec,
     Mlp,
     ModelSpec,
@@ -58,39 +60,54 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)), "another layer's keys and values"),
-        (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
-        (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "its values have a matrix of their own"),
         (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
-        (replace(LAYER, has_scale=True), "no scales of layers"),
         (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "read what the layer's norm gave"),
+        (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
+        (
+            replace(LAYER, attention=replace(ATTENTION, value_norm=True, keys_are_values=True)),
+            "its values have a matrix of their own",
+        ),
+        (replace(LAYER, has_scale=True, sandwich_norms=True), "no scales of layers"),
+        (replace(LAYER, layer_input=LayerInput(32, "silu")), "no vectors for each layer"),
         (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "its MLPs have a gate"),
         (replace(LAYER, mlp=DenseMlp(96, squared_relu=True)), "its MLPs have a gate"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, is_gated=False)), "its MLPs have a gate"),
+        (
+            replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP, has_own_norms=True), sandwich_norms=True),
+            "read what the layer's norm gave",
+        ),
     ],
 )
-def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpec, sentence: str) -> None:
-    checkpoint = checkpoint_of(LAYER, layer)
-    assert REFERENCE.supports(checkpoint) is None
-    for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
-        assert reason is not None and sentence in reason
+def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
+    has_all = isinstance(layer.attention, GroupedAttention) and layer.mlp is not None
+    checkpoint = checkpoint_of(layer, layer if has_all else LAYER)
+    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
+
+
+def test_keys_and_values_of_another_layer_are_read_on_hosts() -> None:
+    checkpoint = checkpoint_of(LAYER, replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)))
+    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
+    assert "another layer's keys and values" in str(cuda._unsupported_shape(checkpoint))
 
 
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
-        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
-        (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
+        (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "made of keys pass a norm"),
+        (replace(LAYER, has_scale=True), "have a scale norm what their blocks give"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "stand beside an MLP"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP, has_own_norms=True)), "stand beside an MLP"),
+        (replace(LAYER, layer_input=LayerInput(32)), LAYERS_UNLIKE),  # of another activation than the MLP
+        (replace(LAYER, layer_input=LayerInput(24, "silu")), "size of a layer's input is 24"),
     ],
 )
-def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
+def test_what_the_cpu_computes_as_gemma_has_it_alone(layer: LayerSpec, sentence: str) -> None:
     checkpoint = checkpoint_of(layer, layer)
     assert REFERENCE.supports(checkpoint) is None
-    assert sentence in str(cuda._unsupported_shape(checkpoint))
+    assert sentence in str(CPU.supports(checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +145,9 @@ def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sen
     "layer",
     [
         replace(LAYER, attention=replace(ATTENTION, has_sinks=True)),
+        replace(LAYER, attention=replace(ATTENTION, output_gate=True)),
+        replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)),
+        replace(LAYER, attention=ShortConvolution(64, 3)),
         replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)),
@@ -136,29 +156,45 @@ def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sen
         replace(LAYER, mlp=MoeSpec(4, 2, 32, clamp=ClampedGate())),
     ],
 )
-def test_sinks_and_experts_of_other_kinds_are_computed_by_all(layer: LayerSpec) -> None:
-    checkpoint = checkpoint_of(layer, layer)
+def test_what_is_computed_by_all(layer: LayerSpec) -> None:
+    checkpoint = checkpoint_of(layer, layer if isinstance(layer.attention, GroupedAttention) else LAYER)
     assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
 
 
 def test_latents_are_read_by_all_where_all_layers_have_them() -> None:
     layer = replace(LAYER, attention=LATENT)
-    for checkpoint, reason in ((checkpoint_of(layer, layer), None), (checkpoint_of(LAYER, layer), LAYERS_DIFFER)):
-        assert REFERENCE.supports(checkpoint) is None
-        assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == reason
+    alike, mixed = checkpoint_of(layer, layer), checkpoint_of(LAYER, layer)
+    assert REFERENCE.supports(alike) is CPU.supports(alike) is cuda._unsupported_shape(alike) is None
+    assert REFERENCE.supports(mixed) is None
+    assert (CPU.supports(mixed), cuda._unsupported_shape(mixed)) == (LAYERS_UNLIKE, LAYERS_DIFFER)
+
+
+def test_a_model_of_states_alone_is_declined_on_the_cpu() -> None:
+    checkpoint = checkpoint_of(*[replace(LAYER, attention=ShortConvolution(64, 3))] * 2)
+    assert REFERENCE.supports(checkpoint) is None
+    assert "none of its layers attends" in str(CPU.supports(checkpoint))
 
 
 @pytest.mark.parametrize("end", ["final_norm_bias", "head_bias"])
 def test_biases_at_the_ends_are_declined(end: str) -> None:
-    assert "last norm and the output head" in str(uncomputed(checkpoint_of(LAYER, **{end: True}).spec))
+    for backend in COMPUTED:
+        assert "last norm and the output head" in str(uncomputed(checkpoint_of(LAYER, **{end: True}).spec, backend))
+
+
+def test_every_backend_says_what_it_computes_and_hosts_compute_all() -> None:
+    assert set(COMPUTED) == set(BACKENDS)
+    assert COMPUTED["reference"] == COMPUTED["cpu"] == set(Feature) > COMPUTED["cuda"]
 
 
 def test_layers_of_several_sizes_run_where_each_is_read_by_itself() -> None:
     wider, windowed = replace(LAYER, mlp=DenseMlp(128)), replace(LAYER, attention=replace(ATTENTION, window=8))
     for other in (wider, replace(LAYER, attention=GroupedAttention(8, 4, 16, RopeSpec(1e4, 16)))):
         checkpoint = checkpoint_of(LAYER, other)
-        assert REFERENCE.supports(checkpoint) is None
-        assert CPU.supports(checkpoint) == LAYERS_DIFFER
+        assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
         assert cuda._unsupported_shape(checkpoint) == (None if other is wider else LAYERS_DIFFER)
+    # Of one KV group, which has blocks of one size.
+    same_group = checkpoint_of(LAYER, replace(LAYER, attention=GroupedAttention(4, 1, 32, RopeSpec(1e4, 32))))
+    assert REFERENCE.supports(same_group) is None
+    assert CPU.supports(same_group) == LAYERS_UNLIKE
     alike = checkpoint_of(LAYER, windowed)
     assert REFERENCE.supports(alike) is CPU.supports(alike) is cuda._unsupported_shape(alike) is None

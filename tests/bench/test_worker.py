@@ -37,6 +37,13 @@ def test_a_question_is_answered_and_stray_output_goes_to_the_log(worker):
     assert "writes to the descriptor" in log
 
 
+def test_texts_become_vectors_and_the_seconds_are_the_engines_own(worker):
+    worker.load(Path("some folder"), 2, {})
+    seconds, vectors = worker.embed(["a", "abc"])
+    assert vectors == [[1.0, 0.0], [3.0, 0.0]]
+    assert seconds >= 0.0
+
+
 def test_an_error_is_a_sentence_and_the_worker_lives_on(worker):
     with pytest.raises(WorkerError, match="fake: RuntimeError: no such model"):
         worker.load(Path("some.gguf"), 2, {"fails": True})

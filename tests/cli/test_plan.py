@@ -15,14 +15,15 @@ from tests.models.tiny_gguf import write_gguf
 from twostroke.backends.cpu import ceilings
 from twostroke.backends.cpu.ceilings import MachineRates
 from twostroke.config import EngineConfig
-from twostroke.core.errors import ModelError
+from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.cost.calibration import Calibration
 from twostroke.cost.config_shape import dimensions_from_config, shape_from_config
 from twostroke.cost.dimensions import Dimensions
+from twostroke.cost.known_shapes import KNOWN_SHAPES
 from twostroke.cost.step_cost import Coefficients
 from twostroke.engine.build import prepare_model
 from twostroke.models.loading import load_checkpoint
-from twostroke.planner.asked.model import read_model
+from twostroke.planner.asked.model import PlannedModel, read_model, weightless
 
 
 def test_a_plan_says_everything_with_its_source() -> None:
@@ -177,9 +178,13 @@ def test_a_model_that_is_not_here_on_the_machine_under_us(
     done = typed("plan", "Llama-3.1-405B", *sizes, **folder)
     assert done.returncode == 0 and "NO: " in done.stdout
     done = typed("plan", "Nemotron-3-Nano-30B-A3B", *sizes, **folder)
-    assert (
-        done.returncode == 2 and "runs nemotron_h models on its reference backend alone, which is slow" in done.stderr
-    )
+    assert done.returncode == 0 and "does not run" not in done.stdout  # on a card it would not
+
+
+def test_a_model_that_no_backend_runs_is_not_planned_on_the_machine_under_us() -> None:
+    config = {**KNOWN_SHAPES["Llama-3.2-1B"].config, "model_type": "gemma"}
+    with pytest.raises(BadRequestError, match="this engine does not run gemma models"):
+        weightless(PlannedModel("gemma", dimensions_from_config(config), "bf16", None, config))
 
 
 def test_a_plot(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tests.cli.in_process import typed
+from tests.server.running import CLIENT
 
 from twostroke.core.errors import BadRequestError
 from twostroke.web.bundle import bundle
@@ -168,8 +168,8 @@ def test_a_demo_says_where_it_is_and_ends_with_ctrl_c(smollm2_path: Path, tmp_pa
             assert process.poll() is None, log.read_text()
             time.sleep(0.1)
         assert match is not None
-        assert httpx.get(match[1]).status_code == 200
-        assert httpx.get(f"{match[1]}watch/plan/options", timeout=60).json()["served"] == "smollm2"
+        assert CLIENT.get(match[1]).status_code == 200
+        assert CLIENT.get(f"{match[1]}watch/plan/options").json()["served"] == "smollm2"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (0, 130)
     finally:

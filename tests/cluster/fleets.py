@@ -53,13 +53,19 @@ def write(writer: RunningServer, path: str, body: dict[str, Any], params: Any) -
 
 
 def told(answer: httpx.Response) -> Any:
-    """What a client is told, but for ids and times."""
+    """What a client is told, but for ids and times. Events of a stream are sorted by sample: which of two comes first
+    is a matter of the moment."""
     assert answer.status_code == 200, answer.text
     if answer.headers["content-type"].startswith("text/event-stream"):
         events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
         assert events[-1] == "[DONE]"
-        return [_bare(json.loads(event)) for event in events[:-1]]
+        return sorted((_bare(json.loads(event)) for event in events[:-1]), key=_sample)
     return _bare(answer.json())
+
+
+def _sample(event: Any) -> int:
+    """Those of no sample come last."""
+    return min((choice["index"] for choice in event.get("choices", ())), default=1 << 30)
 
 
 def _bare(given: Any) -> Any:

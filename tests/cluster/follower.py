@@ -67,7 +67,7 @@ class Subscription:
         """Topic, number and message of what comes, up to the message of that number."""
         found: list[tuple[bytes, int, bytes]] = []
         while not found or found[-1][1] < number:
-            assert self.events.poll(5000), f"message {number} is published"
+            assert self.events.poll(60_000), f"message {number} is published"
             topic, count, message = self.events.recv_multipart()
             found.append((topic, int.from_bytes(count, "big"), message))
         return found
@@ -76,7 +76,7 @@ class Subscription:
         self.replay.send_multipart([b"", first.to_bytes(8, "big")])
         found = []
         while True:
-            assert self.replay.poll(5000), "the end of what is repeated is told"
+            assert self.replay.poll(60_000), "the end of what is repeated is told"
             empty, number, message = self.replay.recv_multipart()
             assert empty == b""
             if number == END:

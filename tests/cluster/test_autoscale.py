@@ -66,6 +66,31 @@ def test_a_burst_that_is_read_before_a_replica_could_start_starts_none() -> None
     assert lasting["prefill"].replicas == 2
 
 
+def test_what_rises_faster_than_it_is_read_asks_for_as_much_more_before_it_is_late() -> None:
+    """A hundred replicas whose last minute tells of nothing yet."""
+    calm, risen = (PoolSignals((reading(0.5, backlog_s, waiting=20),) * 100) for backlog_s in (0.2, 1.2))
+    pools = Pools(Bounds(1, 300))
+    assert pools.ask(0.0, prefill=calm)["prefill"].replicas == 100
+    target = pools.ask(10.0, prefill=risen)["prefill"]
+    # 100 s in 10 s, less what may be chance; 120 s wait, 30 s on some 400, and 200 are allowed.
+    assert 112 <= target.replicas <= 118 and "grew by" in target.why
+    steady = Pools(Bounds(1, 300))
+    for moment_s in (0.0, 10.0):
+        assert steady.ask(moment_s, prefill=risen)["prefill"].replicas == 100, "it waits, and does not rise"
+
+
+def test_a_rise_that_may_be_chance_or_that_can_wait_asks_for_nobody() -> None:
+    for backlog_s, waiting, ttft_s in ((15.0, 3, 2.0), (15.0, 300, 100.0)):
+        pools = Pools()
+        pools.ask(0.0, prefill=PoolSignals((reading(0.1),)))
+        level = LevelSignals("chat", waiting=waiting, prefill_backlog_s=backlog_s, ttft_s=ttft_s)
+        one = Signals(waiting=waiting, prefill_backlog_s=backlog_s, prefill_busy=0.1, levels=(level,))
+        assert pools.ask(10.0, prefill=PoolSignals((one,)))["prefill"].replicas == 1
+    both = Pools()  # those that do both rise, too
+    both.ask(0.0, both=PoolSignals((reading(0.1, 0.0),)))
+    assert both.ask(10.0, both=PoolSignals((reading(0.1, 15.0, waiting=300),)))["both"].replicas == 2
+
+
 def test_no_more_than_doubles_at_once() -> None:
     full = tuple(reading(1.0, 100.0, waiting=50) for _ in range(3))
     target = Pools().ask(0.0, prefill=PoolSignals(full))["prefill"]

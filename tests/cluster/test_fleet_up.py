@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from openai import OpenAI
 
 pytest.importorskip("smg")
 
 from tests.cluster.routing import descendants, is_alive, until
+from tests.server.running import CLIENT
 
 pytestmark = [pytest.mark.fleet, pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")]
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "fleet"]
@@ -51,7 +51,7 @@ class Running:
     def num_running(self, place: int) -> int:
         """Requests at a worker, as it says itself."""
         url = re.findall(r"^both +(http://\S+)", self.said(), re.MULTILINE)[place]
-        running: int = httpx.get(f"{url}/v1/loads", timeout=60).json()["loads"][0]["num_running_reqs"]
+        running: int = CLIENT.get(f"{url}/v1/loads").json()["loads"][0]["num_running_reqs"]
         return running
 
     def status(self) -> str:

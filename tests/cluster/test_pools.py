@@ -22,7 +22,7 @@ from tests.cluster.fleets import OPTIONS as ALONE_OPTIONS
 from tests.cluster.fleets import TEXTS, WORDS, body_of, drawn_request, told
 from tests.cluster.routing import until
 from tests.cluster.test_fleet_up import Running, fleet
-from tests.server.running import RunningServer, running_server
+from tests.server.running import CLIENT, RunningServer, running_server
 
 pytest.importorskip("smg")
 pytestmark = pytest.mark.fleet
@@ -54,7 +54,7 @@ def workers(running: Running, role: str) -> list[tuple[str, int]]:
 
 
 def metric(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    lines = CLIENT.get(f"{url}/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[{{ ]", line))
 
 
@@ -69,7 +69,7 @@ def test_clients_are_told_what_one_server_alone_tells_them(
 
         def ask(one: tuple[str, dict[str, Any]]) -> tuple[Any, Any]:
             path, body = one
-            through = httpx.post(f"{running.url}{path}", json={**body, "model": model}, timeout=300)
+            through = CLIENT.post(f"{running.url}{path}", json={**body, "model": model}, timeout=300)
             return told(through), told(alone.post(path, body))
 
         with ThreadPoolExecutor(3) as pool:
@@ -79,7 +79,7 @@ def test_clients_are_told_what_one_server_alone_tells_them(
         for path in TEXTS:
             if router == "smg" and path.startswith("/api"):
                 continue  # it knows no such route
-            answer = httpx.post(f"{running.url}{path}", json={**body_of(path), "model": model}, timeout=300).json()
+            answer = CLIENT.post(f"{running.url}{path}", json={**body_of(path), "model": model}, timeout=300).json()
             assert TEXTS[path](answer) == TEXTS[path](alone.post(path, body_of(path)).json()), path
             assert answer["timing"]["handoff"]["why_not"] is None, path
         granted = metric(readers[0][0], 'twostroke_handoffs_total{outcome="granted"}'.replace("{", r"\{"))
@@ -109,7 +109,7 @@ def test_whoever_dies_the_fleet_serves_again(smollm2_path: Path, tmp_path: Path,
 
         def stream() -> str:
             asked = {**body, "model": model}
-            with httpx.stream("POST", f"{running.url}/v1/completions", json=asked, timeout=60) as answer:
+            with CLIENT.stream("POST", f"{running.url}/v1/completions", json=asked) as answer:
                 lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
             events = [json.loads(line) for line in lines if line.startswith("{")]
             text = "".join(choice["text"] for event in events for choice in event.get("choices", []))

@@ -22,7 +22,7 @@ from twostroke.cluster.fleet import free_port
 from twostroke.cluster.keys import FLEET_KEY_VARIABLE, new_fleet_key, router_key
 from twostroke.cluster.router_client import RouterClient
 
-pytestmark = [pytest.mark.fleet, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fleet, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "fleet", "deploy"]
 BURST_S = 40.0
 FILE = """

@@ -11,13 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 pytest.importorskip("smg")
 
 from tests.cluster.routing import running_smg, until
-from tests.server.running import running_server
+from tests.server.running import CLIENT, running_server
 from tests.server.scripted_model import make_scripted
 from twostroke.cluster.fleet import free_port
 from twostroke.cluster.role import Role
@@ -53,7 +52,7 @@ def test_it_joins_joins_again_and_leaves(model: tuple[str, ...], tmp_path: Path)
                 RouterClient(url, "another").workers()
             assert refused.value.status in (401, 403)
             question = {"model": "scripted", "messages": [{"role": "user", "content": "?"}], "max_tokens": 4}
-            answer = httpx.post(f"{url}/v1/chat/completions", json=question, timeout=60)
+            answer = CLIENT.post(f"{url}/v1/chat/completions", json=question)
             assert answer.status_code == 200 and answer.json()["choices"], answer.text
         with running_smg(log, port, ROUTER_KEY):  # killed, and started anew: it knows nobody
             until(lambda: [worker.url for worker in client.workers()] == [server.address], said=server.log)
@@ -137,7 +136,7 @@ def test_a_router_that_may_look_lets_nobody_in(model: tuple[str, ...], tmp_path:
             question = {"model": "scripted", "messages": [{"role": "user", "content": "?"}], "max_tokens": 4}
             for key, status in ((None, 401), ("sk-client", 200), ("sk-other", 401)):
                 headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-                answer = httpx.post(f"{url}/v1/chat/completions", json=question, headers=headers, timeout=60)
+                answer = CLIENT.post(f"{url}/v1/chat/completions", json=question, headers=headers)
                 assert answer.status_code == status, (key, answer.text)
-            [load] = httpx.get(f"{url}/get_loads").json()["loads"]
+            [load] = CLIENT.get(f"{url}/get_loads").json()["loads"]
             assert load["max_total_num_tokens"] > 0, "it was let look at the load"

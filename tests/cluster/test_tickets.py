@@ -14,13 +14,23 @@ from hypothesis import strategies as st
 from twostroke.cluster import tickets
 from twostroke.core.errors import BadRequestError
 from twostroke.core.handoff import Handoff
+from twostroke.core.kv_blocks import BlockFormat, KVFormat
 from twostroke.server.errors import ApiError
 from twostroke.server.handoffs import NO_HANDOFF, Handoffs
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 PROMPT = tuple(range(100, 150))
 PEER = json.dumps({"transport": "sockets", "host": "127.0.0.1", "port": 5600, "engine_id": "one"})
-HANDOFF = Handoff("lease-1", PEER, 48, ((3, 1, 2), (7,)), "layout", 30.0, 0.25, 0.125)
+FORMATS = KVFormat(
+    "reference",
+    "numpy",
+    16,
+    (
+        BlockFormat((0, 2), None, "float32", 4, (("layer", 2), ("keys, values", 2), ("position", 16), ("number", 8))),
+        BlockFormat((1,), 40, "float32", 4, (("layer", 1), ("keys, values", 2), ("position", 16), ("number", 8))),
+    ),
+)
+HANDOFF = Handoff("lease-1", PEER, 48, ((3, 1, 2), (7,)), "model", FORMATS, 30.0, 0.25, 0.125)
 NOW_S = 1_700_000_000.0
 
 
@@ -103,7 +113,7 @@ def test_one_ticket_is_for_one_answer() -> None:
 
 
 def test_machines_are_named_one_by_one() -> None:
-    far = Handoff("l", PEER.replace("127.0.0.1", "10.1.2.3"), 48, ((1, 2, 3),), "layout", 30.0)
+    far = Handoff("l", PEER.replace("127.0.0.1", "10.1.2.3"), 48, ((1, 2, 3),), "model", FORMATS, 30.0)
     params = tickets.signed(KEY, far, PROMPT)
     with pytest.raises(ApiError, match=r"'10\.1\.2\.3', which is not one of this server's peers"):
         Handoffs("decode", KEY, ()).wish(params, [PROMPT])

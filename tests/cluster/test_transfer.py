@@ -9,11 +9,23 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.transfers import KEY, LARGE, OTHER_KEY, Engine, wait_for
+from tests.cluster.transfers import (
+    KEY,
+    LIMIT_S,
+    OTHER_KEY,
+    SOON_S,
+    WAYS,
+    Engine,
+    Start,
+    fetched,
+    needs_nixl,
+    serves_still,
+    wait_for,
+)
 from twostroke.cluster.transfer import TRANSPORTS, choose, nixl, nixl_agent, open_transport
 from twostroke.cluster.transfer.channel import RefusedError, TransferError
 from twostroke.cluster.transfer.interface import Contact, TransferConfig
@@ -32,17 +44,6 @@ def all_of(byte: int, num_bytes: int) -> str:
     return hashlib.sha256(bytes([byte]) * num_bytes).hexdigest()
 
 
-Start = Callable[..., Engine]
-needs_nixl = pytest.mark.skipif(nixl.missing() is not None, reason=nixl.missing() or "")
-WAYS = [
-    "sockets",
-    pytest.param("nixl", marks=needs_nixl),
-    pytest.param("nixl-tcp", marks=[needs_nixl, pytest.mark.slow]),
-]
-FAR_WAYS = ["sockets", pytest.param("nixl-tcp", marks=needs_nixl)]
-"""Where a stopped peer stops its bytes: on one host NIXL reads a stopped process's memory all the same."""
-
-
 @pytest.fixture(scope="module", params=WAYS)
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
     """An owner and a reader that no test of theirs harms."""
@@ -51,32 +52,6 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
     yield engines
     for engine in engines:
         engine.end()
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    engines: list[Engine] = []
-
-    def started(*given: str, **further: object) -> Engine:
-        engines.append(Engine(*given, **further))  # type: ignore[arg-type]
-        return engines[-1]
-
-    yield started
-    for engine in engines:
-        engine.end()
-
-
-def fetched(reader: Engine, owner: Engine, lease: str, remote: list, local: list, seconds: float = 10.0) -> dict:
-    number = reader.do("fetch", peer=owner.contact, lease=lease, remote=remote, local=local, seconds=seconds)
-    return reader.do("until", number=number, what="is_over", limit_s=seconds + 10.0)
-
-
-def serves_still(owner: Engine, reader: Engine) -> None:
-    """A block goes over, whatever was before."""
-    lease = f"still-{secrets.token_hex(4)}"
-    owner.do("offer", lease=lease, places=[(0, 0)])
-    assert fetched(reader, owner, lease, [(0, 0)], [(0, 1)])["arrived"]
-    owner.do("withdraw", lease=lease)
 
 
 # What goes well
@@ -112,11 +87,11 @@ def test_fetches_beside_each_other_do_not_mix(pair: tuple[Engine, Engine]) -> No
         owner.do("offer", lease=f"beside-{number}", places=places)
     targets = slices[::-1]
     numbers = [
-        reader.do("fetch", peer=owner.contact, lease=f"beside-{number}", remote=remote, local=local, seconds=10)
+        reader.do("fetch", peer=owner.contact, lease=f"beside-{number}", remote=remote, local=local, seconds=LIMIT_S)
         for number, (remote, local) in enumerate(zip(slices, targets, strict=True))
     ]
     for number, remote, local in zip(numbers, slices, targets, strict=True):
-        assert reader.do("until", number=number, what="is_over", limit_s=20)["arrived"]
+        assert reader.do("until", number=number, what="is_over", limit_s=LIMIT_S)["arrived"]
         assert reader.do("digests", places=local) == owner.expected(1, remote)
 
 
@@ -125,12 +100,12 @@ def test_both_may_own_and_read_at_once(pair: tuple[Engine, Engine]) -> None:
     two.do("fill", seed=2)
     for engine in pair:
         engine.do("offer", lease="both", places=engine.places(0)[:100])
-    given = {"lease": "both", "remote": one.places(0)[:100], "seconds": 10}
+    given = {"lease": "both", "remote": one.places(0)[:100], "seconds": LIMIT_S}
     targets = one.places(0)[150:250]
     first = one.do("fetch", peer=two.contact, local=targets, **given)
     second = two.do("fetch", peer=one.contact, local=targets, **given)
-    assert one.do("until", number=first, what="is_over", limit_s=20)["arrived"]
-    assert two.do("until", number=second, what="is_over", limit_s=20)["arrived"]
+    assert one.do("until", number=first, what="is_over", limit_s=LIMIT_S)["arrived"]
+    assert two.do("until", number=second, what="is_over", limit_s=LIMIT_S)["arrived"]
     assert one.do("digests", places=targets) == two.expected(2, two.places(0)[:100])
     assert two.do("digests", places=targets) == one.expected(1, one.places(0)[:100])
     one.do("fill", seed=1)
@@ -154,8 +129,8 @@ def test_a_fetch_is_told_once_settled_and_once_over(pair: tuple[Engine, Engine])
     owner, reader = pair
     owner.do("offer", lease="told", places=[(0, 0)])
     before = len(reader.do("notes"))
-    number = reader.do("fetch", peer=owner.contact, lease="told", remote=[(0, 0)], local=[(0, 9)], seconds=10)
-    reader.do("until", number=number, what="is_over", limit_s=20)
+    number = reader.do("fetch", peer=owner.contact, lease="told", remote=[(0, 0)], local=[(0, 9)], seconds=LIMIT_S)
+    reader.do("until", number=number, what="is_over", limit_s=LIMIT_S)
     wait_for(lambda: len(reader.do("notes")) >= before + 2)
     assert reader.do("notes")[before:] == [["settled", "told", number], ["over", "told", number]]
 
@@ -201,7 +176,7 @@ def test_garbage_at_the_port_harms_nobody(pair: tuple[Engine, Engine]) -> None:
     owner, reader = pair
     silent = []
     for count in (0, 1, 40, 71, 72, 100, 5000):
-        connection = socket.create_connection(("127.0.0.1", owner.port), 5)
+        connection = socket.create_connection(("127.0.0.1", owner.port), LIMIT_S)
         connection.sendall(secrets.token_bytes(count))
         if count < 72:
             silent.append(connection)  # its greeting is not whole, and never will be
@@ -226,7 +201,7 @@ def _rest(connection: socket.socket) -> bytes:
 def test_a_message_of_a_member_that_makes_no_sense_ends_its_connection_alone(pair: tuple[Engine, Engine]) -> None:
     owner, reader = pair
     lines, peer = Lines(bytes.fromhex(KEY)), Contact.read(owner.contact)
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + LIMIT_S
     channel = lines.take(peer, until_s)
     for message in (
         {},
@@ -250,177 +225,7 @@ def test_a_message_of_a_member_that_makes_no_sense_ends_its_connection_alone(pai
     serves_still(owner, reader)
 
 
-# What goes wrong
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_an_owner_that_was_killed_is_an_error_and_its_successor_is_read(start: Start, way: str) -> None:
-    owner, reader = start(way, "owner"), start(way, "reader")
-    owner.do("fill", seed=1)
-    owner.do("offer", lease="a", places=owner.places(0))
-    assert fetched(reader, owner, "a", [(0, 0)], [(0, 0)])["arrived"]
-    port = owner.port
-    owner.signal(signal.SIGKILL)
-    state = fetched(reader, owner, "a", [(0, 1)], [(0, 1)])
-    assert not state["arrived"] and state["is_over"] and state["took_s"] < 5
-    reader.do("beat", peer=owner.contact, leases=["a"])  # to nobody
-    second = start(way, "owner", port=port)
-    second.do("fill", seed=2)
-    second.do("offer", lease="b", places=second.places(0))
-    assert second.contact == owner.contact
-    assert fetched(reader, second, "b", [(0, 1)], [(0, 2)])["arrived"]
-    assert reader.do("digests", places=[(0, 2)]) == second.expected(2, [(0, 1)])
-
-
-def interrupted(start: Start, way: str, sign: int, seconds: float) -> tuple[Engine, Engine, int, list]:
-    """An owner that got a signal while its bytes were on their way."""
-    sizes, counts = LARGE
-    reader = start(way, "reader", sizes=sizes, counts=counts)
-    for _ in range(6):
-        owner = start(way, "owner", sizes=sizes, counts=counts)
-        owner.do("scribble", places=owner.places(), byte=9)
-        reader.do("scribble", places=reader.places(), byte=0)
-        owner.do("offer", lease="a", places=owner.places())
-        given = {"peer": owner.contact, "lease": "a", "remote": owner.places(), "local": reader.places()}
-        number, was_on_its_way = reader.do("interrupt", **given, seconds=seconds, pid=owner.process.pid, sign=sign)
-        if was_on_its_way:
-            return owner, reader, number, owner.places()
-        owner.end()
-    pytest.fail("every transfer was over before its owner could be reached")
-
-
-@pytest.mark.parametrize("way", ["sockets", WAYS[2]])
-def test_an_owner_that_dies_in_the_middle_leaves_an_error(start: Start, way: str) -> None:
-    owner, reader, number, places = interrupted(start, way, signal.SIGKILL, 20.0)
-    state = reader.do("until", number=number, what="is_over", limit_s=20)
-    assert state["is_over"] and not state["arrived"] and state["error"] and state["took_s"] < 10
-    nothing_lands(reader, places, start(way, "owner", sizes=owner.sizes, counts=owner.counts))
-
-
-@pytest.mark.parametrize("way", FAR_WAYS)
-def test_an_owner_that_is_stopped_is_late_and_lands_nothing_afterwards(start: Start, way: str) -> None:
-    owner, reader, number, places = interrupted(start, way, signal.SIGSTOP, 1.0)
-    state = reader.do("until", number=number, what="is_settled", limit_s=10)
-    assert state["is_settled"] and not state["arrived"] and "deadline" in state["error"]
-    assert state["took_s"] < 5
-    other = start(way, "other", sizes=owner.sizes, counts=owner.counts)
-    serves_still(other, reader)  # one peer's trouble is its own
-    state = reader.do("until", number=number, what="is_over", limit_s=1.0)
-    if way == "sockets":
-        assert state["is_over"]  # its connection was closed here
-        nothing_lands(reader, places, other, meanwhile=lambda: owner.signal(signal.SIGCONT))
-    else:
-        assert not state["is_over"]  # NIXL would still fill the slots, as they are asked for
-        owner.signal(signal.SIGCONT)
-        assert reader.do("until", number=number, what="is_over", limit_s=20)["is_over"]
-        nothing_lands(reader, places, other)
-    assert not reader.do("state", number=number)["arrived"]
-    assert owner.do("withdraw", lease="a") is True
-    serves_still(owner, reader)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", FAR_WAYS)
-def test_a_stopped_owner_that_is_killed_leaves_the_slots_free(start: Start, way: str) -> None:
-    owner, reader, number, places = interrupted(start, way, signal.SIGSTOP, 0.5)
-    reader.do("until", number=number, what="is_settled", limit_s=10)
-    owner.signal(signal.SIGKILL)
-    state = reader.do("until", number=number, what="is_over", limit_s=20)
-    assert state["is_over"] and not state["arrived"]
-    nothing_lands(reader, places, start(way, "owner", sizes=owner.sizes, counts=owner.counts))
-
-
-def nothing_lands(reader: Engine, places: list, other: Engine, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Into slots that were called free, but what is fetched anew: into the second. While it fetches, the reader takes
-    in whatever comes; NIXL takes in nothing otherwise."""
-    reader.do("scribble", places=places, byte=5)
-    free = [place for place in places if place != (0, 1)]
-    meanwhile()
-    until_s = time.monotonic() + 0.5
-    while time.monotonic() < until_s:
-        serves_still(other, reader)
-    assert reader.do("holds", places=free, byte=5)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_stopped_owner_that_was_never_met_is_late_too(start: Start, way: str) -> None:
-    owner, reader = start(way, "owner"), start(way, "reader")
-    owner.do("offer", lease="a", places=[(0, 0)])
-    reader.contact  # noqa: B018 - it has started
-    owner.signal(signal.SIGSTOP)
-    state = fetched(reader, owner, "a", [(0, 0)], [(0, 0)], seconds=0.3)
-    assert state["is_over"] and not state["arrived"] and state["took_s"] < 2
-    owner.signal(signal.SIGCONT)
-    serves_still(owner, reader)
-
-
-@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "running"])
-@pytest.mark.parametrize("way", FAR_WAYS)
-def test_an_owner_takes_its_slots_back_from_whoever_reads(start: Start, way: str, is_stopped: bool) -> None:
-    """It writes other things there at once. A reader that was not done is never told that it has the whole."""
-    sizes, counts = LARGE
-    owner, reader = (start(way, name, sizes=sizes, counts=counts) for name in ("owner", "reader"))
-    for attempt in range(8):
-        owner.do("scribble", places=owner.places(), byte=9)
-        reader.do("scribble", places=reader.places(), byte=0)
-        owner.do("offer", lease=f"a{attempt}", places=owner.places())
-        given = {"lease": f"a{attempt}", "remote": owner.places(), "local": reader.places(), "seconds": 30}
-        sign = signal.SIGSTOP if is_stopped else 0
-        reader.begin("interrupt", peer=owner.contact, pid=reader.process.pid, sign=sign, **given)
-        if is_stopped:
-            wait_for(reader.is_stopped)
-            assert owner.do("withdraw", lease=f"a{attempt}") is True
-            owner.do("scribble", places=owner.places(), byte=1)
-            reader.signal(signal.SIGCONT)
-            number, was_on_its_way = reader.heard()
-        else:
-            number, was_on_its_way = reader.heard()
-            assert owner.do("withdraw", lease=f"a{attempt}") is True
-            owner.do("scribble", places=owner.places(), byte=1)
-        state = reader.do("until", number=number, what="is_over", limit_s=20)
-        assert state["is_over"]
-        if state["arrived"]:
-            assert reader.do("holds", places=reader.places(), byte=9)
-        elif was_on_its_way:
-            break
-    else:
-        pytest.fail("every transfer was over before its offer was")
-    serves_still(owner, reader)
-
-
-@pytest.mark.parametrize("how", ["cancel", "close"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_fetch_that_is_ended_here_lands_nothing_afterwards(start: Start, way: str, how: str) -> None:
-    sizes, counts = LARGE
-    owner, reader = (start(way, name, sizes=sizes, counts=counts) for name in ("owner", "reader"))
-    owner.do("offer", lease="a", places=owner.places())
-    given = {"peer": owner.contact, "lease": "a", "remote": owner.places(), "local": reader.places(), "seconds": 20}
-    number = reader.do("fetch", **given)
-    if how == "cancel":
-        reader.do("cancel", number=number)
-        state = reader.do("until", number=number, what="is_over", limit_s=10)
-        assert state["is_over"] and (state["arrived"] or "cancelled" in state["error"])
-        nothing_lands(reader, reader.places(), owner)
-        return
-    assert reader.do("close") < 5
-    state = reader.do("state", number=number)
-    assert state["is_over"] and (state["arrived"] or "closed" in state["error"])
-    assert "closed" in reader.do("state", number=reader.do("fetch", **given))["error"]
-    reader.do("scribble", places=reader.places(), byte=5)
-    time.sleep(0.3)
-    assert reader.do("holds", places=reader.places(), byte=5)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_an_owner_that_closes_ends_its_readers(start: Start, way: str) -> None:
-    sizes, counts = LARGE
-    owner, reader = (start(way, name, sizes=sizes, counts=counts) for name in ("owner", "reader"))
-    owner.do("offer", lease="a", places=owner.places())
-    given = {"peer": owner.contact, "lease": "a", "remote": owner.places(), "local": reader.places(), "seconds": 20}
-    number = reader.do("fetch", **given)
-    assert owner.do("close") < 5
-    assert reader.do("until", number=number, what="is_over", limit_s=20)["is_over"]
-    assert not fetched(reader, owner, "a", owner.places(), reader.places())["arrived"]
+# What goes wrong; `test_transfer_faults.py` has those who are killed, stopped or closed
 
 
 def test_a_deadline_that_has_passed_is_an_error(pair: tuple[Engine, Engine]) -> None:
@@ -436,13 +241,13 @@ def test_nobody_there_is_an_error(pair: tuple[Engine, Engine]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     nobody = Contact(Contact.read(owner.contact).transport, "127.0.0.1", port, "nobody").described()
-    number = reader.do("fetch", peer=nobody, lease="a", remote=[(0, 0)], local=[(0, 0)], seconds=5)
-    state = reader.do("until", number=number, what="is_over", limit_s=10)
+    number = reader.do("fetch", peer=nobody, lease="a", remote=[(0, 0)], local=[(0, 0)], seconds=SOON_S)
+    state = reader.do("until", number=number, what="is_over", limit_s=LIMIT_S)
     assert state["is_over"] and "no connection" in state["error"]
     other = Contact.read(owner.contact)
     wrong = Contact(other.transport, other.host, other.port, "somebody-else").described()
-    number = reader.do("fetch", peer=wrong, lease="a", remote=[(0, 0)], local=[(0, 0)], seconds=5)
-    assert "another engine" in reader.do("until", number=number, what="is_over", limit_s=10)["error"]
+    number = reader.do("fetch", peer=wrong, lease="a", remote=[(0, 0)], local=[(0, 0)], seconds=SOON_S)
+    assert "another engine" in reader.do("until", number=number, what="is_over", limit_s=LIMIT_S)["error"]
 
 
 def test_silent_callers_keep_nobody_out(pair: tuple[Engine, Engine]) -> None:
@@ -459,13 +264,13 @@ def test_too_many_fetches_are_refused_and_not_queued(start: Start, way: str) -> 
     owner.do("offer", lease="a", places=[(0, 0)])
     reader.do("fill", seed=1)
     owner.signal(signal.SIGSTOP)
-    given = {"peer": owner.contact, "lease": "a", "remote": [(0, 0)], "seconds": 1.0}
+    given = {"peer": owner.contact, "lease": "a", "remote": [(0, 0)], "seconds": LIMIT_S}
     numbers = [reader.do("fetch", local=[(0, slot)], **given) for slot in range(MOST_FETCHES + 3)]
     refused = [reader.do("state", number=number)["error"] for number in numbers[-3:]]
     assert all(error is not None and "the most at once" in error for error in refused)
-    for number in numbers:
-        assert reader.do("until", number=number, what="is_over", limit_s=10)["is_over"]
     owner.signal(signal.SIGCONT)
+    for number in numbers:
+        assert reader.do("until", number=number, what="is_over", limit_s=LIMIT_S)["is_over"]
     serves_still(owner, reader)
 
 

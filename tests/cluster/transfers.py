@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.peer import Places, content
+from twostroke.cluster.transfer import nixl
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY, OTHER_KEY = "5a" * 32, "a5" * 32
@@ -122,8 +126,36 @@ class Engine:
                 pipe.close()
 
 
-def wait_for(holds: Callable[[], bool], limit_s: float = 10.0) -> None:
+def wait_for(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
     until_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < until_s, "it did not come to hold"
         time.sleep(0.01)
+
+
+Start = Callable[..., Engine]
+LIMIT_S = 60.0
+"""Many times what a quiet machine takes."""
+SOON_S = LIMIT_S / 2
+"""Long before anything is late."""
+needs_nixl = pytest.mark.skipif(nixl.missing() is not None, reason=nixl.missing() or "")
+WAYS = [
+    "sockets",
+    pytest.param("nixl", marks=needs_nixl),
+    pytest.param("nixl-tcp", marks=[needs_nixl, pytest.mark.slow]),
+]
+FAR_WAYS = ["sockets", pytest.param("nixl-tcp", marks=needs_nixl)]
+"""Where a stopped peer stops its bytes: on one host NIXL reads a stopped process's memory all the same."""
+
+
+def fetched(reader: Engine, owner: Engine, lease: str, remote: list, local: list, seconds: float = LIMIT_S) -> dict:
+    number = reader.do("fetch", peer=owner.contact, lease=lease, remote=remote, local=local, seconds=seconds)
+    return reader.do("until", number=number, what="is_over", limit_s=seconds + LIMIT_S)
+
+
+def serves_still(owner: Engine, reader: Engine) -> None:
+    """A block goes over, whatever was before."""
+    lease = f"still-{secrets.token_hex(4)}"
+    owner.do("offer", lease=lease, places=[(0, 0)])
+    assert fetched(reader, owner, lease, [(0, 0)], [(0, 1)])["arrived"]
+    owner.do("withdraw", lease=lease)

@@ -197,8 +197,8 @@ def test_observing_is_cheap():
     cost, work = StepCost(SHAPE, CEILINGS), StepWork(contexts=array("q", range(500, 756)))
     best_s = float("inf")
     for _ in range(20):
-        started_s = time.perf_counter()
+        started_s = time.process_time()
         for _ in range(20):
             cost.observe(work, 0.02)
-        best_s = min(best_s, (time.perf_counter() - started_s) / 20)
+        best_s = min(best_s, (time.process_time() - started_s) / 20)
     assert best_s < 200e-6

@@ -26,7 +26,8 @@ CONFIG = EngineConfig(backend="reference", threads=1, max_context=128, kv=KVConf
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: make_tiny(name, tmp_path_factory.mktemp(name))[0] for name in ("llama", "mistral", "nemotron_h")}
+    made = {name: make_tiny(name, tmp_path_factory.mktemp(name))[0] for name in ("llama", "mistral")}
+    return made | {"odd": make_tiny("mistral", tmp_path_factory.mktemp("odd"), head_dim=8)[0]}
 
 
 def checkpoint_of(folder: Path, **changes: int) -> Checkpoint:
@@ -82,9 +83,9 @@ def test_a_context_that_fits_without_it_is_refused_with_what_would_fit(folders: 
 
 
 def test_backends_that_cannot_run_it_say_so(folders: dict[str, Path]) -> None:
-    asked = replace(CONFIG, backend="cpu", speculate=f"draft:{folders['nemotron_h']}")
+    asked = replace(CONFIG, backend="cpu", speculate=f"draft:{folders['odd']}")
     with pytest.raises(
-        BackendError, match=r"nemotron_h.* cannot run on the cpu backend: its layers have attention and an MLP, both"
+        BackendError, match=r"odd.* cannot run on the cpu backend: its attention needs a head size that"
     ):
         prepare_model(str(folders["llama"]), asked)
 

@@ -268,7 +268,7 @@ def test_a_gguf_file_says_how_it_is_pooled(
     with LLM.from_assembly(build(str(path), config, text=False)) as llm:
         assert np.abs(vectors(llm, ids) - np.stack([own.vector(one) for one in ids])).max() < 1e-4
     assert load_checkpoint(write_gguf(_with_prefix(own.model), tmp_path / "plain.gguf")).pooling is None
-    with pytest.raises(ModelError, match="pooling_type is 4: rerankers in GGUF files are not read"):
+    with pytest.raises(ModelError, match="pooling_type is 4: of rerankers in GGUF files"):
         load_checkpoint(write_gguf(_with_prefix(own.model), tmp_path / "rank.gguf", pooling_type=4))
 
 

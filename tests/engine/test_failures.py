@@ -38,7 +38,7 @@ class Successor(HostBackend):
         super().__init__(LAYOUT, max_context=40, vocab_size=VOCAB)
         self.broken_forwards, self.broken_launches = broken_forwards, broken_launches
         self.num_forwards = self.num_launches = 0
-        self.may_run = threading.Event()
+        self.is_running, self.may_run = threading.Event(), threading.Event()
         self.may_run.set()
 
     def launch(self, step: Step) -> HostTicket:
@@ -48,6 +48,7 @@ class Successor(HostBackend):
         return super().launch(step)
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        self.is_running.set()
         assert self.may_run.wait(timeout=120)
         self.num_forwards += 1
         if self.num_forwards in self.broken_forwards:
@@ -59,7 +60,8 @@ class Successor(HostBackend):
 
 def engine_over(backend: HostBackend, *, run_ahead: bool = True) -> Engine:
     config = SchedulerConfig(max_context=40, max_tokens_per_step=8, max_running=6)
-    return Engine(Scheduler(config, LAYOUT), backend, VOCAB, run_ahead=run_ahead)
+    scheduler = Scheduler(config, LAYOUT, policy="fifo")  # who gives way is not the clock's affair
+    return Engine(scheduler, backend, VOCAB, run_ahead=run_ahead)
 
 
 def greedy(max_tokens: int) -> SamplingParams:
@@ -194,11 +196,16 @@ def test_ctrl_c_while_waiting_loses_nothing(backend: Successor) -> None:
     answers = Answers()
     engine.add(Request("kept", (1, 2, 3), greedy(5)))
     backend.may_run.clear()
-    clock = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    clock.start()
+
+    def press_ctrl_c() -> None:
+        if backend.is_running.wait(120):  # the step is launched, and waited for now or in a moment
+            os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
+        pressing.start()
         engine.step()
-    clock.join()
+    pressing.join()
     backend.may_run.set()
     engine.scheduler.check()
     answers.drain(engine)

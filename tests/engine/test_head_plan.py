@@ -9,7 +9,7 @@ from tests.speculation.tiny import BLOCK_SIZE, FACTORIES, Sizes, make_backend, m
 from tests.speculation.tiny_heads import make_head
 
 from twostroke.backends.host.eagle3 import Eagle3Network
-from twostroke.backends.host.head_drafter import Eagle3Drafter
+from twostroke.backends.host.head_drafter import SlotDrafter
 from twostroke.engine.companions import plan_head
 
 SIZES = Sizes()
@@ -20,8 +20,8 @@ def test_what_is_held_for_each_token_is_what_was_planned(tmp_path: Path) -> None
     head = make_head("eagle3", checkpoint.spec)
     plan = plan_head(head, 1, FACTORIES["reference"])
     (drafter,) = make_backend("reference", checkpoint, SIZES, draft_model=head).companion_drafters
-    assert isinstance(drafter, Eagle3Drafter) and isinstance(drafter._network, Eagle3Network)
-    held = drafter._network._keys.nbytes + drafter._network._values.nbytes + drafter._block_ends.nbytes
+    assert isinstance(drafter, SlotDrafter) and isinstance(drafter._network, Eagle3Network)
+    held = drafter._network._layer._keys.nbytes + drafter._network._layer._values.nbytes + drafter._block_ends.nbytes
     assert plan.kv_needs[0].bytes_per_token == held / (SIZES.num_blocks * BLOCK_SIZE)
     assert plan.weight_bytes == sum(tensor.to_float32().nbytes for tensor in head.tensors.values())
 

@@ -34,8 +34,15 @@ on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read
 def children(pid: int | None = None) -> list[int]:
     """The processes of ranks that a process has started (Linux)."""
     tasks = Path(f"/proc/{pid or os.getpid()}/task").iterdir()
-    started = [child for task in tasks for child in (task / "children").read_text().split()]
-    return sorted(int(one) for one in started if b"rank_process" in Path(f"/proc/{one}/cmdline").read_bytes())
+    started = [child for task in tasks for child in _words(task / "children").decode().split()]
+    return sorted(int(one) for one in started if b"rank_process" in _words(Path(f"/proc/{one}/cmdline")))
+
+
+def _words(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # whose it is has just ended
+        return b""
 
 
 def is_running(pid: int) -> bool:

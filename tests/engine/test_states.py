@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.engine.test_tiers import catch_up
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
 
 from twostroke import backends
 from twostroke.backends.interface import BackendFactory, BackendSettings
 from twostroke.config import KVConfig
-from twostroke.core.errors import BadRequestError
 from twostroke.core.events import TokenEvent
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -25,7 +25,7 @@ from twostroke.core.sequence import Sequence as Stream
 from twostroke.core.step import Drafts
 from twostroke.core.timing import SequenceTiming
 from twostroke.engine.engine import Engine
-from twostroke.engine.tiers import ledger_of, make_tiers, refuse_tiers
+from twostroke.engine.tiers import Computed, ledger_of, make_tiers
 from twostroke.kv.tiers.worth import Worth
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -36,6 +36,7 @@ from twostroke.scheduling.scheduler import Scheduler
 HYBRIDS = (("lfm2_moe", "reference"), ("qwen3_next", "reference"), ("nemotron_h", "reference"), ("qwen3_5", "cpu"))
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+COMPUTED = Computed("float32", "rope as stored")
 
 
 class Hybrid(NamedTuple):
@@ -111,9 +112,9 @@ class Small:
         scheduler_config = SchedulerConfig(max_context=max_context, **{**sizes, **config})  # type: ignore[arg-type]
         tiers = None
         if kv is not None:
-            tiers, _ = make_tiers(kv, layout, checkpoint, self.backend, lambda start, count: 1.0, "float32")
+            tiers, _ = make_tiers(kv, layout, checkpoint, self.backend, lambda start, count: 1.0, COMPUTED)
         ledger = ledger_of(scheduler_config, layout, tiers)
-        scheduler = Scheduler(scheduler_config, layout, ledger=ledger, drafting=drafting)
+        scheduler = Scheduler(scheduler_config, layout, ledger=ledger, drafting=drafting, policy="fifo")
         self.engine = Engine(scheduler, self.backend, checkpoint.spec.vocab_size)
         self.heard: dict[str, Heard] = {}
 
@@ -133,6 +134,7 @@ class Small:
                 heard = self.heard[event.request_id]
                 heard.tokens[event.sample_index] += event.token_ids
                 heard.timings += [] if event.timing is None else [event.timing]
+        catch_up(self.engine)
 
     def run(self) -> None:
         while self.engine.busy:
@@ -262,10 +264,3 @@ def test_states_come_back_from_host_memory_and_from_disk(
             timings = [heard.timings[0] for heard in small.heard.values()]
             found.append((sum(one.tier_tokens.host for one in timings), sum(one.tier_tokens.disk for one in timings)))
     assert found[0][0] > 100 and found[1][1] > 100, found
-
-
-def test_states_are_not_handed_to_other_engines() -> None:
-    layout = KVLayout(16, (KVGroup((0,), None, 8), KVGroup((1,), None, 2, "state")))
-    with pytest.raises(BadRequestError, match="not handed over yet"):
-        refuse_tiers(KVConfig(), layout, in_fleet=True)
-    refuse_tiers(KVConfig(host_gb=0.1), layout)

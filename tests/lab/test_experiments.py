@@ -30,7 +30,8 @@ from twostroke.lab.finding import Finding, from_record, to_record
 from twostroke.lab.prediction import Prediction, prefill_steps
 from twostroke.lab.run import INTERRUPTED, run_experiments
 
-HASTE = Effort(is_quick=True, repetitions=2, point_s=2.0)
+HASTE = Effort(is_quick=True, repetitions=2, point_s=60.0)
+"""Of repetitions there are few; however slow this machine is, no point is left out."""
 
 
 def prediction_of(assembly: Assembly, slower: float | None) -> Prediction:

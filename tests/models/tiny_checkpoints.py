@@ -384,6 +384,55 @@ def _ernie4_5(**settings: Any) -> PreTrainedModel:
     return transformers.Ernie4_5ForCausalLM(transformers.Ernie4_5Config(**{**_SIZES, "head_dim": 32, **settings}))
 
 
+def _ernie4_5_moe(**settings: Any) -> PreTrainedModel:
+    own = {"moe_num_experts": 6, "moe_k": 2, "moe_num_shared_experts": 2, "moe_intermediate_size": 32}
+    own |= {"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1}
+    return transformers.Ernie4_5_MoeForCausalLM(transformers.Ernie4_5_MoeConfig(**{**_SIZES, **own, **settings}))
+
+
+def _granite_moe(**settings: Any) -> PreTrainedModel:
+    scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
+    own = {**scales, "logits_scaling": 1.5, "num_local_experts": 6, "num_experts_per_tok": 2}
+    return transformers.GraniteMoeForCausalLM(transformers.GraniteMoeConfig(**{**_SIZES, **own, **settings}))
+
+
+def _granite_moe_shared(**settings: Any) -> PreTrainedModel:
+    own = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64, "logits_scaling": 2.0}
+    config = transformers.GraniteMoeSharedConfig(**{**_SIZES, **own, **settings})
+    return transformers.GraniteMoeSharedForCausalLM(config)
+
+
+def _glm4(**settings: Any) -> PreTrainedModel:
+    own = {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}
+    own["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    return transformers.Glm4ForCausalLM(transformers.Glm4Config(**{**_SIZES, **own, **settings}))
+
+
+def _olmoe(**settings: Any) -> PreTrainedModel:
+    own = {"num_experts": 6, "num_experts_per_tok": 2}
+    return transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**{**_SIZES, **own, **settings}))
+
+
+def _exaone4(**settings: Any) -> PreTrainedModel:
+    own = {"head_dim": 32, "sliding_window": WINDOW, "sliding_window_pattern": 4, "num_hidden_layers": 5}
+    own["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
+    return transformers.Exaone4ForCausalLM(transformers.Exaone4Config(**{**_SIZES, **own, **settings}))
+
+
+def _qwen_vl(name: str, vision: dict[str, Any], **settings: Any) -> PreTrainedModel:
+    """Text inside a model that sees images."""
+    section = {"mrope_section": [2, 3, 3], "rope_type": "default", "rope_theta": 1e4}
+    text = {**_SIZES, "rope_parameters": section, **settings}
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 8, "intermediate_size": 32, **vision}
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
+
+
+def _qwen3_vl(name: str, **settings: Any) -> PreTrainedModel:
+    vision = {"out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    return _qwen_vl(name, vision, head_dim=32, **settings)
+
+
 def _smollm3(**settings: Any) -> PreTrainedModel:
     own = {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     return transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**{**_SIZES, **own, **settings}))
@@ -447,6 +496,16 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "granite": _granite,
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie4_5,
+    "ernie4_5_moe": _ernie4_5_moe,
+    "granite_moe": _granite_moe,
+    "granite_moe_shared": _granite_moe_shared,
+    "glm4": _glm4,
+    "olmoe": _olmoe,
+    "exaone4": _exaone4,
+    "qwen2_vl": lambda: _qwen_vl("Qwen2VL", {"embed_dim": 32, "hidden_size": 64}),
+    "qwen2_5_vl": lambda: _qwen_vl("Qwen2_5_VL", {"out_hidden_size": 64}),
+    "qwen3_vl": lambda: _qwen3_vl("Qwen3VL"),
+    "qwen3_vl_moe": lambda: _qwen3_vl("Qwen3VLMoe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=96),
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -464,9 +523,9 @@ _BEYOND_HOST = (
     "qwen3_5",
     "granite_hybrid",
     "nemotron_h",
-    "olmo2",
-    "olmo3",
+    "olmo",
     "smollm3",
+    "exaone4",
 )
 """Families that not every backend computes."""
 _KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
@@ -476,7 +535,7 @@ def variants() -> list[str]:
     return list(_BUILDERS)
 
 
-NORMED_OVER_HEADS = ("minimax_m2", "olmo2", "olmo3")
+NORMED_OVER_HEADS = ("minimax_m2", "olmo2", "olmo3", "olmoe")
 """Those whose norms of queries span all heads, which no ranks can share."""
 
 
@@ -485,9 +544,14 @@ def sharded_variants() -> list[str]:
     return [one for one in _BUILDERS if one not in NORMED_OVER_HEADS and not one.startswith(_KEEP_STATES)]
 
 
+TEXT_HALVES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Those that are others once they are loaded."""
+
+
 def uniform_variants() -> list[str]:
     """Those whose layers have the same sizes, and that every backend computes."""
-    return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed" and not variant.startswith(_BEYOND_HOST)]
+    others = ("qwen3_moe_mixed", "ernie4_5_moe", *TEXT_HALVES)
+    return [variant for variant in _BUILDERS if variant not in others and not variant.startswith(_BEYOND_HOST)]
 
 
 def dense_variants() -> list[str]:
@@ -499,19 +563,22 @@ def cuda_variants() -> list[str]:
     """Those that the CUDA backend computes: all of one size, dense or with experts."""
     return [
         *uniform_variants(),
+        *TEXT_HALVES,
+        "ernie4_5_moe",
         "qwen3_moe_mixed",
         "gpt_oss",
         "qwen2_moe",
         "glm4_moe",
         "ministral3",
+        "smollm3",
+        *(variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"),
         *latent_variants(),
     ]
 
 
 def cpu_variants() -> list[str]:
-    """Those that the CPU backend computes: the same, and most that keep states."""
-    hybrids = [variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"]
-    return [*cuda_variants(), "smollm3", *hybrids]
+    """Those that the CPU backend computes: all."""
+    return variants()
 
 
 def latent_variants() -> list[str]:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 Array = npt.NDArray[np.float32]
 
 MAX_TOKENS = 64
-_WORDS = (
+WORDS = (
     *("the", "a", "two", "phases", "of", "request", "are", "prefill", "and", "decode"),
     *("cat", "dog", "sat", "on", "mat", "what", "is", "reads", "writes", "tokens"),
 )
@@ -57,9 +57,14 @@ class Embedder:
 
 
 def make_embedder(
-    kind: str, folder: Path, *, prompts: dict[str, str] | None = None, max_tokens: int = MAX_TOKENS
+    kind: str,
+    folder: Path,
+    *,
+    prompts: dict[str, str] | None = None,
+    max_tokens: int = MAX_TOKENS,
+    sizes: dict[str, Any] | None = None,
 ) -> Embedder:
-    """`kind`: qwen3, gemma3, bert or xlm_roberta."""
+    """`kind`: qwen3, gemma3, bert or xlm_roberta. `sizes`: of BERT, other ones than the tiny model's."""
     torch.manual_seed(sum(map(ord, kind)))
     make, states, num_dense = {
         "qwen3": (_qwen3, "last", 0),
@@ -68,14 +73,14 @@ def make_embedder(
         "bert_mean": (_bert, "mean", 0),
         "xlm_roberta": (_xlm_roberta, "first", 0),
     }[kind]
-    model = make(max_tokens).eval()
+    model = (_bert(max_tokens, sizes) if sizes else make(max_tokens)).eval()
     model.set_attn_implementation("eager")
     _randomise(model, norm_centre=0.0 if kind == "gemma3" else 1.0)
     model.save_pretrained(folder)
     if kind == "qwen3":
         _change(folder / "config.json", architectures=["Qwen3ForCausalLM"])  # as it is published
     _tokenizer(kind).save(str(folder / "tokenizer.json"))
-    dense = _sentence_files(folder, states, num_dense, prompts or {}, max_tokens)
+    dense = _sentence_files(folder, model.config.hidden_size, states, num_dense, prompts or {}, max_tokens)
     return Embedder(folder, model, states, dense)
 
 
@@ -95,6 +100,35 @@ def make_reranker(kind: str, folder: Path, num_labels: int = 1) -> tuple[Path, P
     model.save_pretrained(folder)
     _tokenizer(kind).save(str(folder / "tokenizer.json"))
     return folder, model
+
+
+def make_answering_reranker(folder: Path, *, is_classifier: bool = False) -> PreTrainedModel:
+    """As Qwen3-Reranker is published, or as it is converted for those who read classifiers."""
+    torch.manual_seed(9)
+    sizes = {**_DECODER, "max_position_embeddings": 2048, "vocab_size": 320}
+    if is_classifier:
+        model: PreTrainedModel = transformers.Qwen3ForSequenceClassification(
+            transformers.Qwen3Config(**sizes, num_labels=1)
+        )
+    else:
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**sizes, "tie_word_embeddings": False}))
+    model = model.eval()
+    _randomise(model, norm_centre=1.0)
+    model.save_pretrained(folder)
+    _answering_tokenizer().save(str(folder / "tokenizer.json"))
+    return model
+
+
+def _answering_tokenizer() -> Tokenizer:
+    """Bytes, and the words that are said."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: index for index, piece in enumerate([*alphabet, "ye", "yes", "no"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [("y", "e"), ("ye", "s"), ("n", "o")]))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
@@ -124,8 +158,9 @@ def _gemma3(max_tokens: int) -> PreTrainedModel:
     return transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**sizes, **own))
 
 
-def _bert(max_tokens: int) -> PreTrainedModel:
-    return transformers.BertModel(transformers.BertConfig(**{**_SIZES, "max_position_embeddings": max_tokens}))
+def _bert(max_tokens: int, sizes: dict[str, Any] | None = None) -> PreTrainedModel:
+    own = {**_SIZES, **(sizes or {}), "max_position_embeddings": max_tokens}
+    return transformers.BertModel(transformers.BertConfig(**own))
 
 
 def _xlm_roberta(max_tokens: int) -> PreTrainedModel:
@@ -142,7 +177,7 @@ def _tokenizer(kind: str) -> Tokenizer:
 
 
 def _wordpiece() -> Tokenizer:
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *_WORDS, *_LETTERS[1:], *(f"##{letter}" for letter in _LETTERS)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *_LETTERS[1:], *(f"##{letter}" for letter in _LETTERS)]
     vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
@@ -156,7 +191,7 @@ def _wordpiece() -> Tokenizer:
 
 
 def _unigram() -> Tokenizer:
-    pieces = [*(f"\u2581{word}" for word in _WORDS), "\u2581", *_LETTERS]
+    pieces = [*(f"\u2581{word}" for word in WORDS), "\u2581", *_LETTERS]
     vocab = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((piece, -1.0) for piece in pieces)]
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=3))
     tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
@@ -183,13 +218,13 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def _sentence_files(
-    folder: Path, states: str, num_dense: int, prompts: dict[str, str], max_tokens: int
+    folder: Path, width: int, states: str, num_dense: int, prompts: dict[str, str], max_tokens: int
 ) -> tuple[torch.nn.Linear, ...]:
     modes = {"first": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
     pooling: dict[str, Any] = {
         f"pooling_mode_{mode}": mode == modes[states] for mode in (*modes.values(), "max_tokens")
     }
-    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 64, **pooling, "include_prompt": True})
+    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **pooling, "include_prompt": True})
     kinds = ["Transformer", "Pooling", *["Dense"] * num_dense, "Normalize"]
     paths = ["", *(f"{index}_{kind}" for index, kind in enumerate(kinds) if index)]
     dense = []

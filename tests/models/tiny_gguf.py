@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from tests.models.tiny_gguf_nemotron import nemotron_architecture, nemotron_keys, nemotron_parts
 from transformers import PreTrainedModel
 
 from twostroke.models.families.rope import longrope_attention_factor
@@ -42,11 +43,18 @@ _ARCHITECTURES = {
     "granite": gguf.MODEL_ARCH.GRANITE,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "glm4": gguf.MODEL_ARCH.GLM4,
 }
 
 
 _GEMMA4_BARE = (".router.", ".experts.", "layer_scalar")
 _GEMMA4_SCALES = {".router.scale.weight": "ffn_gate_inp.scale", ".per_expert_scale.weight": "ffn_down_exps.scale"}
+_UNMAPPED = {"classifier.weight": "cls.output.weight"}
 """Names that the converter gives without its map."""
 Stored = tuple[np.ndarray[Any, np.dtype[np.uint8]], gguf.GGMLQuantizationType]
 
@@ -55,24 +63,28 @@ def write_gguf(
     model: PreTrainedModel,
     path: Path,
     store: Callable[[str, torch.Tensor], Stored | None] | None = None,
+    architecture: gguf.MODEL_ARCH | None = None,
     **overrides: Any,
 ) -> Path:
-    """`overrides` replace or add keys, without the architecture's prefix. `store`, asked with each tensor's name in the
-    file and its values, may give bytes of another kind."""
+    """`architecture`: another than the model's own, that has the same tensors. `overrides` replace or add keys, without
+    the architecture's prefix; a tokenizer's are taken as they are. `store`, asked with each tensor's name in the file
+    and its values, may give bytes of another kind."""
     config = deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True  # what sliding layers have
-    architecture = _ARCHITECTURES[config.model_type]
+    is_nemotron = config.model_type == "nemotron_h"
+    architecture = architecture or (nemotron_architecture(config) if is_nemotron else _ARCHITECTURES[config.model_type])
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_keys(config), **overrides}.items():
         if value is not None:
-            add_key(writer, f"{name}.{key}", value)
+            add_key(writer, key if key.startswith("tokenizer.") else f"{name}.{key}", value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     has_stacks = "attention.key_length_mla" in overrides
     for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        new_name = _gemma4_scale(stored_name) or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
+        new_name = _UNMAPPED.get(stored_name) or _gemma4_scale(stored_name)
+        new_name = new_name or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
         new_name += ".weight" if new_name.endswith("attn_sinks") else ""
         quantised = store(new_name, tensor) if store is not None else None
@@ -106,10 +118,14 @@ def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -
             yield name if name.endswith(".weight") else f"{name}.weight", tensor
         elif ".linear_attn." in name:
             yield from _delta_net_parts(name, tensor, config)
-        elif config.model_type == "granitemoehybrid":
+        elif config.model_type.startswith("granitemoe"):
             yield from _granite_parts(name, tensor, config)
+        elif config.model_type == "nemotron_h":
+            yield from nemotron_parts(name, tensor, config)
         elif config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
+        elif name.endswith("moe_statics.e_score_correction_bias"):
+            yield name.replace(".gate.moe_", ".moe_").replace("_bias", ".bias"), tensor.squeeze(0)
         elif name.endswith("e_score_correction_bias"):
             yield name.replace("_bias", ".bias"), tensor
         elif name.endswith("feed_forward.expert_bias"):
@@ -305,7 +321,8 @@ def _convolution_keys(config: Any) -> dict[str, Any]:
 
 def _keys(config: Any) -> dict[str, Any]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    ropes = config.rope_parameters.get("full_attention", config.rope_parameters)
+    ropes = getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 1e4}
+    ropes = ropes.get("full_attention", ropes)
     keys: dict[str, Any] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -327,7 +344,13 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
     if config.model_type == "gemma4_text":
         keys |= _gemma4_keys(config)
-    if config.model_type == "granite":
+    if config.model_type == "ernie4_5_moe":
+        keys |= {"expert_count": config.moe_num_experts, "expert_used_count": config.moe_k}
+        keys |= {"leading_dense_block_count": config.moe_layer_start_index}
+        keys["expert_shared_count"] = config.moe_num_shared_experts
+    if config.model_type == "granitemoeshared":
+        keys["expert_shared_feed_forward_length"] = config.shared_intermediate_size
+    if config.model_type in ("granite", "granitemoe", "granitemoeshared"):
         keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier}
         keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "sliding_window", None):
@@ -340,6 +363,8 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= _delta_net_keys(config)
     if config.model_type == "granitemoehybrid":
         keys |= _granite_keys(config)
+    if config.model_type == "nemotron_h":
+        keys |= nemotron_keys(config)
     if hasattr(config, "conv_L_cache"):
         keys |= _convolution_keys(config)
     if getattr(config, "kv_lora_rank", None):
@@ -401,7 +426,7 @@ def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.
     is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
     if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral", "granite", "granitemoehybrid", "smollm3"):
+    if config.model_type in ("llama", "mistral", "mixtral", "smollm3") or config.model_type.startswith("granite"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:
@@ -416,7 +441,7 @@ def _pairs_from_halves(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _rope_tensors(config: Any) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    ropes = config.rope_parameters
+    ropes = getattr(config, "rope_parameters", None) or {}
     if config.model_type == "gemma4_text":
         pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
         rotated = int(pairs * ropes["full_attention"]["partial_rotary_factor"])

@@ -12,6 +12,7 @@ from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import DEVICES, find_device
 from twostroke.cost.known_shapes import KNOWN_SHAPES
 from twostroke.models.families import FAMILIES
+from twostroke.models.features import COMPUTED, uncomputed
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.not_run import not_run
 
@@ -62,14 +63,27 @@ def test_a_plan_says_it_first() -> None:
 
 def test_every_family_that_is_not_run_says_why_and_every_other_is_read_as_before_a_run() -> None:
     assert {family.name for family in FAMILIES if family.not_run is not None} == {"gemma", "phi"}
-    slow = {family.name for family in FAMILIES if family.only_on is not None}
-    assert slow == {"gemma4", "gemma4_unified", "granitemoehybrid", "lfm2", "lfm2_moe", "minimax_m2", "nemotron_h"} | {
-        *("bert", "olmo2", "olmo3", "qwen3_5", "qwen3_5_moe", "qwen3_next", "smollm3", "xlm-roberta"),
-    }
-    said = slow | {family.name for family in FAMILIES if family.not_run is not None}
     for name, known in KNOWN_SHAPES.items():
-        dimensions = dimensions_from_config(known.config)
-        assert (dimensions.not_run is not None) == (dimensions.spec.family in said), name
+        assert dimensions_from_config(known.config).not_run is None, name
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("Nemotron-3-Nano-30B-A3B", "its layers have attention and an MLP, both"), ("LFM2-1.2B", None)],
+)
+def test_what_a_card_does_not_compute_is_said_of_cards_alone(name: str, sentence: str | None) -> None:
+    dimensions = dimensions_from_config(KNOWN_SHAPES[name].config)
+    lacking = [one for one in not_run(replace(RUN, dimensions=dimensions)) if "does not run this model" in one]
+    expected = f"on a GPU this engine does not run this model: its cuda backend says that {sentence}"
+    assert lacking == ([] if sentence is None else [expected])
+    elsewhere = replace(RUN, dimensions=dimensions, device=find_device("m4 max"))
+    assert not_run(elsewhere) == (elsewhere.device.not_run,)
+
+
+def test_every_known_shape_is_run_on_some_backend() -> None:
+    for name, known in KNOWN_SHAPES.items():
+        spec = dimensions_from_config(known.config).spec
+        assert any(uncomputed(spec, backend) is None for backend in COMPUTED), name
 
 
 def test_one_device_has_run() -> None:

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import httpx
-
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 
 MAX_BYTES = 8 * 2**20
 FITS_BYTES = MAX_BYTES - 1024
@@ -121,7 +119,7 @@ def body_named(name: str) -> tuple[str, bytes]:
 
 
 def post(address: str, path: str, body: bytes, headers: dict[str, str] | None = None) -> Statuses:
-    answer = httpx.post(address + path, content=body, headers={**JSON, **(headers or {})}, timeout=LIMIT_S)
+    answer = CLIENT.post(address + path, content=body, headers={**JSON, **(headers or {})})
     return [answer.status_code]
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 
 
 def raw(content: bytes) -> Callable[[RunningServer], httpx.Response]:
     headers = {"Content-Type": "application/json"}
-    return lambda server: httpx.post(f"{server.base_url}/chat/completions", content=content, headers=headers)
+    return lambda server: CLIENT.post(f"{server.base_url}/chat/completions", content=content, headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_messages_say_what_was_wrong_with_which_field(
 def test_a_body_that_is_not_called_json_is_told_so(server: RunningServer, kind: str | None) -> None:
     """`curl -d` forgets it, and a page of another site may not say it unasked."""
     headers = {} if kind is None else {"Content-Type": kind}
-    response = httpx.post(
+    response = CLIENT.post(
         f"{server.base_url}/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers
     )
     message = response.json()["error"]["message"]
@@ -58,7 +58,7 @@ def test_a_body_that_is_not_called_json_is_told_so(server: RunningServer, kind: 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/problem+json"])
 def test_a_body_that_is_called_json_is_read(server: RunningServer, kind: str) -> None:
     headers = {"Content-Type": kind}
-    response = httpx.post(
+    response = CLIENT.post(
         f"{server.base_url}/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers
     )
     assert response.status_code == 200, response.text
@@ -75,7 +75,7 @@ def test_a_body_that_is_called_json_is_read(server: RunningServer, kind: str) ->
 def test_what_a_response_repeats_can_be_sent(server: RunningServer, name: str, value: object) -> None:
     content = json.dumps({"input": "Hi", "max_output_tokens": 1, name: value})
     headers = {"Content-Type": "application/json"}
-    response = httpx.post(f"{server.base_url}/responses", content=content, headers=headers, timeout=120)
+    response = CLIENT.post(f"{server.base_url}/responses", content=content, headers=headers)
     assert response.status_code == 400 and response.json()["error"]["param"].startswith(name), response.text
 
 
@@ -116,5 +116,5 @@ def test_unknown_fields_are_let_be(server: RunningServer) -> None:
 def test_unknown_routes_have_the_same_shape_of_error(
     server: RunningServer, method: str, path: str, status: int
 ) -> None:
-    response = httpx.request(method, server.address + path)
+    response = CLIENT.request(method, server.address + path)
     assert response.status_code == status and path in response.json()["error"]["message"]

@@ -10,10 +10,9 @@ import time
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 from twostroke.server import bodies
 from twostroke.server.bodies import LARGE_BYTES, MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, PIECE_BYTES, check_large
 from twostroke.server.errors import ApiError
@@ -54,9 +53,9 @@ def test_what_would_take_long_to_parse_is_refused(name: str) -> None:
 
 
 def worked_s(work: Any) -> float:
-    """The best of a few: what another program does to this one's caches is not its own fault."""
-    times_s = []
-    for _ in range(5):
+    """The best of many: what another program does to this one's caches is not its own fault."""
+    times_s: list[float] = []
+    while len(times_s) < 3 or (min(times_s) >= TURN_S and len(times_s) < 20):
         began_s = time.thread_time()
         work()
         times_s.append(time.thread_time() - began_s)
@@ -131,7 +130,7 @@ def test_sentences_at_a_real_server(server: RunningServer, size: int) -> None:
             "Content-Type": "application/json",
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
-        answer = httpx.post(f"{server.base_url}/completions", content=body, headers=named, timeout=120)
+        answer = CLIENT.post(f"{server.base_url}/completions", content=body, headers=named)
         return answer.status_code, answer.json()["error"]["message"]
 
     packed = gzip.compress(b'{"prompt": "' + text + b'"}')

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import MODEL_OPTIONS
-from tests.server.running import ANSWER_LIMIT_S, STOP_LIMIT_S, RunningServer, running_server
+from tests.server.running import ANSWER_LIMIT_S, CLIENT, STOP_LIMIT_S, RunningServer, running_server
 from twostroke import LLM, SamplingParams
 
 LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 1500, "ignore_eos": True, "speculation": "off"}
@@ -67,7 +67,7 @@ def test_a_killed_engine_is_an_error_to_those_in_flight_and_comes_back(fragile: 
     asking = threading.Thread(target=lambda: whole.append(fragile.post("/v1/completions", LONG)))
     asking.start()
     body = {**LONG, "stream": True, "n": 2}
-    with httpx.stream("POST", f"{fragile.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream:
+    with CLIENT.stream("POST", f"{fragile.base_url}/completions", json=body) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
         fragile.wait_until(lambda: fragile.metric("twostroke_running") == 3)  # the engine has told of all its work
@@ -101,7 +101,7 @@ def test_a_frozen_engine_is_an_error_to_those_in_flight_and_is_started_again(
     with ThreadPoolExecutor(1) as threads:
         frozen = fragile.engine_pid()
         body = {**LONG, "stream": True}
-        with httpx.stream("POST", f"{fragile.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream:
+        with CLIENT.stream("POST", f"{fragile.base_url}/completions", json=body) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")
             os.kill(frozen, signal.SIGSTOP)
@@ -117,7 +117,7 @@ def test_a_frozen_engine_is_an_error_to_those_in_flight_and_is_started_again(
     for path in ("/health", "/ready"):
         state = fragile.get(path)
         assert state.status_code == 503 and state.json() == {"status": "restarting"}
-    assert not Path(f"/proc/{frozen}").exists()
+    fragile.wait_until(lambda: not Path(f"/proc/{frozen}").exists())  # its callers are told before it is ended
     wait_until_healthy(fragile)
     answers_as_ever(fragile, offline)
     assert fragile.metric("twostroke_engine_restarts_total", reason="hung") == hung_before + 1
@@ -187,7 +187,7 @@ def test_a_body_of_100_mb_is_refused(fragile: RunningServer, offline: LLM, decla
     headers = {"Content-Type": "application/json"}
     if declared:
         headers["Content-Length"] = str(100 * len(piece))
-    response = httpx.post(f"{fragile.base_url}/completions", content=pieces(), headers=headers, timeout=ANSWER_LIMIT_S)
+    response = CLIENT.post(f"{fragile.base_url}/completions", content=pieces(), headers=headers)
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large" and "8388608" in response.json()["error"]["message"]
     answers_as_ever(fragile, offline)
@@ -240,7 +240,7 @@ def test_a_signal_lets_a_stream_finish_and_ends_the_engine_too(
         engine = server.engine_pid() if sys.platform.startswith("linux") else None
         with (
             contextlib.ExitStack() as held,
-            httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream,
+            CLIENT.stream("POST", f"{server.base_url}/completions", json=body) as stream,
         ):
             lines = stream.iter_lines()
             received = [next(lines)]
@@ -260,14 +260,21 @@ def test_a_signal_lets_a_stream_finish_and_ends_the_engine_too(
 
 
 def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_word(
-    smollm2_path: Path, tmp_path: Path
+    scripted_options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "4") as server, ThreadPoolExecutor(1) as threads:
+    options = (*scripted_options, "--drain", "6")
+    with (
+        running_server(tmp_path / "log", *options) as server,
+        ThreadPoolExecutor(1) as threads,
+        contextlib.ExitStack() as held,
+    ):
         whole = threads.submit(server.post, "/v1/completions", {**LONG, "n": 8})
         body = {**LONG, "stream": True, "n": 8}
-        with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream:
+        with CLIENT.stream("POST", f"{server.base_url}/completions", json=body) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")
+            server.wait_until(lambda: server.metric("twostroke_http_in_flight") == 3)  # and the one that asks
+            held.enter_context(server.held_engine())  # neither ends by itself
             server.process.send_signal(signal.SIGTERM)
             while (ready := server.get("/ready")).status_code == 200:  # the signal is on its way
                 pass
@@ -281,12 +288,13 @@ def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_
         assert error["code"] == "server_stopping" and error["type"] == "server_error"
         answer = whole.result()
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "server_stopping"
+        held.close()
         assert server.process.wait(STOP_LIMIT_S) == 0
 
 
 @on_linux
-def test_a_second_signal_waits_for_nobody_and_says_so(smollm2_path: Path, tmp_path: Path) -> None:
-    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "inf") as server:
+def test_a_second_signal_waits_for_nobody_and_says_so(scripted_options: tuple[str, ...], tmp_path: Path) -> None:
+    with running_server(tmp_path / "log", *scripted_options, "--drain", "inf") as server:
         engine = server.engine_pid()
         connection, _ = begin_stream(server, {**LONG, "n": 8})
         with connection:
@@ -312,8 +320,8 @@ def has_ended(process: Path) -> bool:
 
 
 @on_linux
-def test_the_engine_ends_with_a_killed_server(smollm2_path: Path, tmp_path: Path) -> None:
-    with running_server(tmp_path / "log", *MODEL_OPTIONS) as server:
+def test_the_engine_ends_with_a_killed_server(scripted_options: tuple[str, ...], tmp_path: Path) -> None:
+    with running_server(tmp_path / "log", *scripted_options) as server:
         engine = Path(f"/proc/{server.engine_pid()}")
         server.process.kill()
         server.process.wait()

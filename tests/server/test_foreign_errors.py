@@ -7,13 +7,12 @@ import signal
 from typing import Any
 
 import anthropic
-import httpx
 import ollama
 import pytest
 from anthropic import Anthropic
 from ollama import Client
 
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 from tests.server.test_anthropic import CALL, SEA, TEXT, TOOLS, ask
 from tests.server.test_ollama import ask as ask_ollama
 
@@ -129,7 +128,7 @@ def test_errors_are_of_the_classes_that_clients_know(keyed_server: RunningServer
     assert refused.value.type == "authentication_error"
     long: Any = {"prompt": "Hi.", "ignore_eos": True, "stream": True, "max_tokens": 8000, "speculation": "off"}
     address, headers = f"{keyed_server.address}/v1/completions", {"x-api-key": "one"}
-    with httpx.stream("POST", address, json=long, headers=headers, timeout=60) as running:
+    with CLIENT.stream("POST", address, json=long, headers=headers) as running:
         lines = running.iter_lines()
         assert running.status_code == 200 and next(lines)
         with pytest.raises(anthropic.RateLimitError) as limited:

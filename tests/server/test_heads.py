@@ -6,11 +6,10 @@ import contextlib
 import socket
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.server.hostile import connect
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 from twostroke.server.errors import ApiError
 from twostroke.server.heads import HeadCheck, as_routed, host_name, is_loopback, request_id
 from twostroke.server.settings import ServerSettings
@@ -164,8 +163,8 @@ def test_a_page_of_another_site_gets_no_answer(server: RunningServer) -> None:
     body = b'{"prompt": "a", "max_tokens": 1}'
     for kind, status in (("text/plain", 415), ("application/json", 200)):
         url, headers = f"{server.base_url}/completions", {"Content-Type": kind}
-        assert httpx.post(url, content=body, headers=headers, timeout=120).status_code == status
-        refused = httpx.post(url, content=body, headers={**headers, "Origin": "https://evil.example"}, timeout=120)
+        assert CLIENT.post(url, content=body, headers=headers).status_code == status
+        refused = CLIENT.post(url, content=body, headers={**headers, "Origin": "https://evil.example"})
         assert refused.status_code == 403 and refused.json()["error"]["code"] == "origin_not_allowed"
 
 
@@ -177,10 +176,10 @@ def test_absolute_targets_are_routed(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/metrics", "/version", "/v1/models/smollm2"])
 def test_head_is_get_without_its_body(server: RunningServer, path: str) -> None:
-    head, got = httpx.head(server.address + path), server.get(path)
+    head, got = CLIENT.head(server.address + path), server.get(path)
     assert head.status_code == got.status_code == 200 and head.content == b""
     assert head.headers["content-type"] == got.headers["content-type"] and "content-length" in head.headers
-    assert httpx.head(f"{server.base_url}/completions").status_code == 405
+    assert CLIENT.head(f"{server.base_url}/completions").status_code == 405
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ import signal
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.engine.test_ranks import children, wait_until_ended
 from tests.server.conftest import MODEL_OPTIONS
-from tests.server.running import ANSWER_LIMIT_S, STOP_LIMIT_S, running_server
+from tests.server.running import CLIENT, STOP_LIMIT_S, running_server
 from twostroke import LLM, SamplingParams
 
 LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 1500, "ignore_eos": True, "speculation": "off"}
@@ -29,7 +28,7 @@ def test_a_rank_that_is_killed_is_mended_and_ctrl_c_ends_all(smollm2_path: Path,
         assert server.post("/v1/completions", SHORT).json()["choices"][0]["text"] == expected
         (rank,) = children(server.engine_pid())
         body = {**LONG, "stream": True}
-        with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream:
+        with CLIENT.stream("POST", f"{server.base_url}/completions", json=body) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")
             os.kill(rank, signal.SIGKILL)

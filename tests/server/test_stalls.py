@@ -30,8 +30,8 @@ QUICK = ("floats at most", "tiny chunks", "tiny requests", "the worst bodies at 
 @pytest.mark.parametrize("name", QUICK)
 def test_the_loop_is_not_kept(server: RunningServer, name: str) -> None:
     send = hostile.TRAFFIC.get(name) or (lambda address: hostile.post(address, *hostile.body_named(name)))
-    tries = []
-    for _ in range(3):
+    tries: list[float] = []
+    for _ in range(10):
         tries.append(hostile.stall(server, send).work_s)
         if tries[-1] <= LIMIT_S:
             return

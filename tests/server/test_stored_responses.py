@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
 
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 from twostroke.server.response_store import ResponseStore, StoredResponse, Turn
 
 TOOLS: list[Any] = [{"type": "function", "name": "roll_dice", "parameters": {"type": "object"}}]
@@ -82,7 +81,7 @@ def test_another_keys_response_is_like_none(server: RunningServer, client: OpenA
     mine, other = client.responses.create(model="scripted", input="Hi."), {"Authorization": "Bearer two"}
 
     def told(method: str, path: str, body: object = None) -> Any:
-        answer = httpx.request(method, f"{server.base_url}{path}", headers=other, json=body, timeout=120)
+        answer = CLIENT.request(method, f"{server.base_url}{path}", headers=other, json=body)
         return answer.status_code, answer.json()
 
     for method, path in (("GET", "/responses/{}"), ("DELETE", "/responses/{}"), ("GET", "/responses/{}/input_items")):
@@ -143,7 +142,7 @@ def test_what_cannot_be_sent_back_is_not_kept(server: RunningServer) -> None:
     part = '{"type": "input_text", "text": "Hi.", "note": "\\ud800"}'
     content = f'{{"input": [{{"role": "user", "content": [{part}]}}], "max_output_tokens": 1}}'
     headers = {"Authorization": "Bearer one", "Content-Type": "application/json"}
-    answer = httpx.post(f"{server.base_url}/responses", content=content, headers=headers, timeout=120)
+    answer = CLIENT.post(f"{server.base_url}/responses", content=content, headers=headers)
     assert answer.status_code == 200, answer.text
 
 

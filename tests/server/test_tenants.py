@@ -102,9 +102,12 @@ def test_hundreds_of_prompts_of_one_key_do_not_keep_another_waiting(shared: Runn
         connection.sendall(head.encode() + payload)
         return connection
 
+    def metric(name: str) -> float:
+        return shared.metric(f"twostroke_{name}", headers=BOB)
+
     ended_before = ended()
     with flood(0), flood(1):
-        shared.wait_until(lambda: shared.metric("twostroke_running", headers=BOB) >= 64)
+        shared.wait_until(lambda: metric("running") >= 64 and metric("running") + metric("waiting") == 2 * NUM_PROMPTS)
         for _ in range(2):
             body = {**GREEDY, "prompt": "Two tokens, please.", "max_tokens": 2, "seed": 1}
             answer = shared.post("/v1/completions", body, headers=BOB)

@@ -42,7 +42,13 @@ IDS = {"llama3": r"call_[0-9a-f]{24}", "mistral": r"[0-9a-zA-Z]{9}", "mistral-ar
 IDS |= dict.fromkeys(("gemma4", "minimax"), IDS["llama3"])
 
 
-@pytest.fixture(scope="module", params=list(IDS))
+SELDOM = ("mistral-args", "gemma4", "minimax")
+"""Each needs a server of its own; `tests/text/test_tool_parsers.py` has them all, without one."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if name in SELDOM else ()) for name in IDS]
+)
 def tool_format(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

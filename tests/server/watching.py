@@ -39,7 +39,7 @@ class WatchReader:
         stream = self._response.extensions["network_stream"]
         with contextlib.suppress(OSError):
             stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # which ends a read that waits
-        self._thread.join(10)
+        self._thread.join(LIMIT_S)
         self._client.close()
 
     def _read(self) -> None:

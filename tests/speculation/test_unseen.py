@@ -73,6 +73,17 @@ def test_numbers_are_those_of_a_width_within_each_slots_room() -> None:
     assert unseen.counts(slots(7, 1, 7), 3, NO_COSTS, (1, 2)) == {0: 2, 1: 1, 2: 2}
 
 
+def test_a_drafter_makes_so_many_and_reads_so_far() -> None:
+    unseen = UnseenDrafts("medusa", "heads", lambda num_streams, num_drafts: 0.0, most=3, max_context=7)
+    for seq_id in range(2):
+        unseen.open(seq_id, asked_with(None), (1, 2))
+        for _ in range(30):
+            unseen.learn(seq_id, 3, [5] * 4)
+    assert unseen.counts(slots(7, 2), 2, NO_COSTS, NUMBERS) == {0: 3, 1: 2}
+    far = [DecodeSlot(0, 6, Drafts(7)), DecodeSlot(1, 7, Drafts(7))]
+    assert unseen.counts(far, 2, NO_COSTS, NUMBERS) == {0: 3}
+
+
 @pytest.mark.parametrize(
     ("speculation", "is_asked"),
     [

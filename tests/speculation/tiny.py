@@ -203,7 +203,13 @@ def make_engine(
         own = map(around, backend.companion_drafters)
         backend.use_speculator(Speculator([*own, *drafters], VOCAB_SIZE))
         drafting = room or Room()
-    scheduler = Scheduler(sizes.scheduler_config(), backend.layout, drafting=drafting, max_drafts=backend.max_drafts)
+    scheduler = Scheduler(
+        sizes.scheduler_config(),
+        backend.layout,
+        drafting=drafting,
+        max_drafts=backend.max_drafts,
+        policy="fifo",  # whoever gives way does so whatever the clock says
+    )
     return Engine(
         scheduler,
         backend,

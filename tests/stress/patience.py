@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.stress.device import seconds_of
 from tests.stress.scenario import PRIORITIES, Setup
+from tests.stress.trouble import seconds_of
 from twostroke.core.request import Request
 from twostroke.scheduling.policies.slack import UNPROMISED_S
 from twostroke.scheduling.virtual_time import CREDIT_S

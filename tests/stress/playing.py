@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import models
 
 from tests.stress.checker import BrokenRuleError, Checker
-from tests.stress.device import PagedDevice, VirtualClock, seconds_of
+from tests.stress.device import PagedDevice
 from tests.stress.disks import Folder, SlowDisk
 from tests.stress.hash_model import LETTERS, VOCAB_SIZE, Answer
 from tests.stress.scenario import (
@@ -33,6 +33,7 @@ from tests.stress.scenario import (
     Storm,
     Turns,
 )
+from tests.stress.trouble import VirtualClock, seconds_of
 from twostroke.core.errors import BadRequestError, PromiseError
 from twostroke.core.events import Event
 from twostroke.core.request import Request

@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.stress.device import Trouble
 from tests.stress.disks import DiskTrouble
 from tests.stress.hash_model import LETTERS, VOCAB_SIZE
+from tests.stress.trouble import Trouble
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.service_level import ServiceLevel
 from twostroke.scheduling.policies import POLICIES

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.stress.device import Trouble
 from tests.stress.playing import play
 from tests.stress.scenario import Abort, Arrive, Befall, Scenario, Setup, Turns
+from tests.stress.trouble import Trouble
 
 SETUP = Setup(
     block_size=2,

@@ -253,7 +253,7 @@ PLANTED: dict[Callable[[Patch], None], Iterable[str]] = {
 RARE: dict[Callable[[Patch], None], int] = {
     keep_tainted_blocks: 112,
     serve_the_last_first: 10,
-    believe_the_disk: 822,
+    believe_the_disk: 4039,
     spill_again: 908,
     forget_restores: 22,
 }

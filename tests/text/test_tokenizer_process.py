@@ -72,11 +72,18 @@ def test_too_many_tokens_are_counted_and_not_sent(smollm2_tokenizer: Tokenizer, 
 
 def test_it_can_be_stopped_and_goes_on_with_the_next(process: TokenizerProcess) -> None:
     process.encode([b"warm"])
-    stopper = threading.Timer(0.2, process.stop)
-    stopper.start()
-    with pytest.raises(BadRequestError, match="bytes takes too much"):
-        process.encode([(LONG * 30).encode()])
-    stopper.join()
+    text, is_stopped = (LONG * 30).encode(), False
+    for _ in range(10):  # on a busy machine it may be stopped before it begins
+        stopper = threading.Timer(0.2, process.stop)
+        stopper.start()
+        try:
+            process.encode([text])
+        except BadRequestError as error:
+            is_stopped = "bytes takes too much" in str(error)
+        stopper.join()
+        if is_stopped:
+            break
+    assert is_stopped
     assert process.encode([b"a"])[0][0] == 1
 
 

@@ -27,6 +27,9 @@ class Adapter(Protocol):
     def score(self, token_ids: list[int]) -> list[tuple[float, float]]:
         """For each token but the first: its log-probability given those before it, and that of the likeliest token."""
 
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        """The vectors of texts, of length 1. An adapter has this, or the two above."""
+
 
 class TokenTimes:
     """Collects one batch's tokens with the time each arrived at, from now on."""
@@ -60,6 +63,10 @@ def serve(adapter_class: Any) -> None:
             elif request["op"] == "generate":
                 outputs = adapter.generate(request["prompts"], request["max_tokens"])
                 answer = {"outputs": [{"token_ids": ids, "token_times_s": times} for ids, times in outputs]}
+            elif request["op"] == "embed":
+                started_s = time.perf_counter()
+                vectors = adapter.embed(request["texts"])
+                answer = {"seconds": time.perf_counter() - started_s, "vectors": vectors}
             elif request["op"] == "score":
                 if not hasattr(adapter, "score"):
                     raise NotImplementedError("this adapter cannot score tokens")

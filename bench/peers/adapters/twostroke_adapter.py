@@ -11,8 +11,9 @@ import twostroke
 
 
 class TwostrokeAdapter:
-    def __init__(self, model: str, threads: int, kv_bytes: int) -> None:
-        self._llm = twostroke.LLM(model, threads=threads, kv=twostroke.KVConfig(memory_bytes=kv_bytes))
+    def __init__(self, model: str, threads: int, kv_bytes: int | None, speculate: str = "auto") -> None:
+        kv = twostroke.KVConfig(memory_bytes=kv_bytes)
+        self._llm = twostroke.LLM(model, threads=threads, kv=kv, speculate=speculate)
 
     def facts(self) -> dict[str, Any]:
         assembly = self._llm.assembly
@@ -38,6 +39,9 @@ class TwostrokeAdapter:
         if result.error:
             raise RuntimeError(result.error)
         return [(entry.logprob, entry.top[0][1]) for entry in result.prompt_logprobs]
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        return self._llm.embed(texts)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Backends by name. A backend's module is imported only when it is asked about: `cuda` must not cost a CPU user torch.
-A new backend adds one line here and one folder."""
+A new backend adds one line here, one folder, and what it computes to `models/features.py`."""
 
 from __future__ import annotations
 

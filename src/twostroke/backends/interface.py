@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.grammar import Grammars
-from twostroke.core.kv_blocks import KeptBlocks, KVFormat
+from twostroke.core.kv_blocks import BlockConverter, KeptBlocks, KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
 from twostroke.core.step_sizes import StepSizes
@@ -21,8 +21,7 @@ from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.heads.eagle3 import Eagle3Head
-from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads import Head
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
@@ -68,10 +67,13 @@ def refuse_drafts(backend: Backend, step: Step) -> None:
 
 @runtime_checkable
 class BlockBackend(Protocol):
-    """A backend that gives KV blocks out as bytes and takes them in: to tiers behind the device, or to another engine
-    whose `block_format` is equal. Steps may carry spills and loads once `keep_blocks` was called."""
+    """A backend that gives KV blocks out as bytes and takes them in: to tiers behind the device, or to another engine.
+    Steps may carry spills and loads once `keep_blocks` was called."""
 
     block_format: KVFormat
+
+    def block_converter(self) -> BlockConverter:
+        """Turns blocks of another engine, whose `block_format` is not equal, into blocks of this one's."""
 
     def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
         """The bytes of these blocks, one behind the other, as they are when all launched steps are done."""
@@ -114,7 +116,7 @@ class Companion:
     """Its groups in the layout of KV are those of this `KVGroup.model`, from 1 on."""
     taps: tuple[int, ...] = ()
     """Layers of the model that answers after which its drafter reads the residual stream of every row."""
-    head: Eagle3Head | MedusaHeads | None = None
+    head: Head | None = None
     """What it is, if it is no whole model; `checkpoint` then has its sizes."""
 
 
@@ -255,7 +257,7 @@ class HeadNeeds:
 class HeadFactory(Protocol):
     """A backend that holds heads in a form of its own; others have them in float32."""
 
-    def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
+    def head_needs(self, head: Head, formats: Formats) -> HeadNeeds | str:
         """Beside a model in these formats; or one sentence on why it cannot run this head."""
 
 

@@ -14,6 +14,8 @@ from twostroke.cluster.demand import Signals, Wish, once_read, seconds_text, wan
 Kind = Literal["prefill", "decode", "both"]
 """What the replicas of a pool do."""
 ROUNDING = 1e-6
+CHANCE = 2.0
+"""Standard deviations of what arrives by chance: a rise that is no larger is none."""
 PATIENCE = 2.0
 """Times the promised first token: a peak of prompts that is no longer is no reason for another replica."""
 
@@ -70,6 +72,8 @@ class Loaded:
     """In replicas."""
     asked: int
     """Replicas, by the mean of the loads of late and as far as a pool grows at once. Not those that it held on to."""
+    backlog_s: float = 0.0
+    """What reading all known prompts should take one replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ def scale(
         wish = load_of(kind, pool.replicas, rules)
         asked, why = _asked(moment_s, kind, pool, before, wish, rules)
         kept = tuple(one for one in before.loads if one.moment_s > moment_s - rules.hold_s)
-        after = PoolState((*kept, Loaded(moment_s, wish.load, asked)), moment_s if has_work else before.worked_s)
+        now = Loaded(moment_s, wish.load, asked, _backlog_s(pool))
+        after = PoolState((*kept, now), moment_s if has_work else before.worked_s)
         targets[kind] = _target(moment_s, pool, after, why, bounds.get(kind, Bounds()), rules)
         states[kind] = after
     return targets, State(states)
@@ -143,6 +148,9 @@ def _asked(
     asked = max(1, math.ceil(settled + rules.spare * math.sqrt(settled) - ROUNDING))
     does = {"prefill": "read", "decode": "write", "both": "read and write"}[kind]
     why = f"the replicas that {does} have the load of {wish.load:.2f}: {wish.why}"
+    rising = None if kind == "decode" else _by_rise(moment_s, pool, before, rules)
+    if rising is not None and rising.replicas > asked:
+        asked, why = rising.replicas, rising.why
     serving = len(pool.replicas)
     most = max(2, math.ceil(rules.growth * serving))
     if asked > most:
@@ -152,12 +160,43 @@ def _asked(
     return asked, why
 
 
+def _by_rise(moment_s: float, pool: PoolSignals, before: PoolState, rules: Rules) -> Wish | None:
+    """Prompts come faster than they are read, and when a replica could be there those that wait will be late: how busy
+    replicas were in the last minute tells that too late. As many more are asked for as it takes to read what comes, and
+    within as long again what waits too long. None: it is not so, or may be chance."""
+    since = next((one for one in before.loads if one.moment_s > moment_s - rules.settle_s), None)
+    promised_s = _promised_s(pool)
+    if since is None or promised_s is None:
+        return None
+    backlog_s, num_prompts = _backlog_s(pool), sum(one.num_prompts for one in pool.replicas)
+    risen_s = backlog_s - since.backlog_s
+    risen_s -= CHANCE * math.sqrt(max(0.0, risen_s) * backlog_s / max(1, num_prompts))
+    rise = risen_s / max(moment_s - since.moment_s, ROUNDING)
+    serving = len(pool.replicas)
+    late_s = backlog_s + rise * rules.start_s - promised_s * (serving + pool.starting)
+    if rise <= 0.0 or late_s <= 0.0:
+        return None
+    load = serving + rise + late_s / rules.start_s
+    text = f"what waits to be read grew by {seconds_text(risen_s)} within {seconds_text(moment_s - since.moment_s)}"
+    return Wish(math.ceil(load), load, f"{text}, and a first token is promised in {seconds_text(promised_s)}")
+
+
+def _backlog_s(pool: PoolSignals) -> float:
+    return sum(one.prefill_backlog_s or 0.0 for one in pool.replicas)
+
+
+def _promised_s(pool: PoolSignals) -> float | None:
+    """The earliest first token that is promised."""
+    promised = [level.ttft_s for one in pool.replicas for level in one.levels if level.ttft_s is not None]
+    return min(promised, default=None)
+
+
 def _settle_s(kind: Kind, pool: PoolSignals, rules: Rules) -> float:
     """Where a first token is promised late, a peak of prompts waits, and is read in time all the same."""
-    promised = [level.ttft_s for one in pool.replicas for level in one.levels if level.ttft_s is not None]
-    if kind != "prefill" or not promised:
+    promised_s = _promised_s(pool)
+    if kind != "prefill" or promised_s is None:
         return rules.settle_s
-    return max(rules.settle_s, min(PATIENCE * min(promised), rules.hold_s))
+    return max(rules.settle_s, min(PATIENCE * promised_s, rules.hold_s))
 
 
 def _target(moment_s: float, pool: PoolSignals, state: PoolState, why: str, bounds: Bounds, rules: Rules) -> Target:

@@ -165,9 +165,20 @@ class Fleet:
                     raise BackendError(f"{child.name} died more than {MOST_RESTARTS} times, and is given up: {words}")
                 wait_s = max(0.0, child.again_s - time.monotonic())
                 self._say(f"{child.name} died ({how_it_ended(code)}); it is started again in {wait_s:.1f} s")
+                self._take_out(member)
             if child.start_if_due():
                 self._say(f"{child.name} was started again, as process {child.pid}")
                 self._write_state()
+
+    def _take_out(self, member: Member) -> None:
+        """Of two pools a router asks the one worker that reads again and again, dead or not. It adds itself when it is
+        back."""
+        if member.role in (None, Role.BOTH) or not self._router_plan.registers:
+            return
+        with suppress(RouterError):  # it may have died, too, and knows nobody when it is back
+            for worker in self._client.workers():
+                if worker.url.rstrip("/") == member.url and worker.worker_id is not None:
+                    self._client.remove(worker.worker_id)
 
     def stop(self) -> None:
         """To be called from a signal's handler: `follow` returns soon."""

@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable
 
 from twostroke.cluster.role import Role
-from twostroke.cluster.router_client import RouterClient, RouterError, Worker
+from twostroke.cluster.router_client import CONFLICT, RouterClient, RouterError, Worker
+from twostroke.cluster.standing_in import StandIn
 
 LOOK_S = 3.0
 """Between two looks whether the router still knows this server."""
+STAND_IN_LOOK_S = 1.0
+"""Of one that stands in when nobody reads prompts: nothing is served meanwhile."""
 LEAVE_S = 3.0
 """For leaving, in all: a router that is away must not keep a server from stopping."""
 LEAVE_LOOK_S = 0.05
-CONFLICT = 409
-"""The router is at it: it was asked before."""
 
 
 class Registration:
@@ -33,9 +34,10 @@ class Registration:
     ) -> None:
         """`url`: where the router reaches this server; `api_key`: what the router looks at it with. A router may use it
         for requests whose client sent none, so it must open nothing but that."""
-        self._router, self._url, self._role, self._say = router, url.rstrip("/"), role, say
+        self.router, self.url, self._role, self._say = router, url.rstrip("/"), role, say
         self._api_key = api_key
-        self._look_s = look_s
+        self._stand_in = StandIn(router, url, say, api_key=api_key) if role is Role.DECODE else None
+        self._look_s = look_s if self._stand_in is None else min(look_s, STAND_IN_LOOK_S)
         self._worker_id: str | None = None
         self._trouble: str | None = None
         """What was said last of a router that does not take this server in."""
@@ -69,11 +71,12 @@ class Registration:
                 self._look_once()
 
     def _look_once(self) -> None:
-        found = self._find()
+        workers = self.router.workers()
+        found = self._own(workers)
         if found is None:
             self._is_there = False  # it is, once the router has looked at this server
             try:
-                self._worker_id = self._router.add(self._url, self._role, self._api_key) or self._worker_id
+                self._worker_id = self.router.add(self.url, self._role, self._api_key) or self._worker_id
             except RouterError as error:
                 if error.status != CONFLICT:
                     raise
@@ -82,11 +85,16 @@ class Registration:
             return
         self._worker_id = found.worker_id
         if not self._is_there:
-            self._say(f"registered with the router at {self._router.url} as {self._role.worker_type}: {self._url}")
+            self._say(f"registered with the router at {self.router.url} as {self._role.worker_type}: {self.url}")
         self._is_there, self._trouble = True, None
+        if self._stand_in is not None:
+            self._stand_in.look(workers)
 
     def _find(self) -> Worker | None:
-        return next((worker for worker in self._router.workers() if worker.url.rstrip("/") == self._url), None)
+        return self._own(self.router.workers())
+
+    def _own(self, workers: list[Worker]) -> Worker | None:
+        return next((worker for worker in workers if worker.url.rstrip("/") == self.url), None)
 
     def _tell_trouble(self, trouble: str) -> None:
         """Once for each kind of it."""
@@ -103,19 +111,21 @@ class Registration:
         try:
             await asyncio.wait_for(asyncio.to_thread(self._leave, time.monotonic() + LEAVE_S), LEAVE_S + 1.0)
         except (RouterError, TimeoutError) as error:
-            self._say(f"the router at {self._router.url} could not be told that this server stops: {error}")
+            self._say(f"the router at {self.router.url} could not be told that this server stops: {error}")
 
     def _leave(self, until_s: float) -> None:
         self._is_leaving = True
         with self._turn:
             found = self._find()
+            if self._stand_in is not None:
+                self._stand_in.leave()
         worker_id = self._worker_id if found is None else found.worker_id
         if worker_id is None:
             return
-        self._router.remove(worker_id)
+        self.router.remove(worker_id)
         while time.monotonic() < until_s:  # it takes a worker out beside answering
             if (found := self._find()) is None or found.is_leaving:
-                self._say(f"taken out of the router at {self._router.url}")
+                self._say(f"taken out of the router at {self.router.url}")
                 return
             time.sleep(LEAVE_LOOK_S)
-        raise RouterError(f"it still has {self._url}")
+        raise RouterError(f"it still has {self.url}")

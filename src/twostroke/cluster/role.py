@@ -19,5 +19,7 @@ class Role(StrEnum):
         return "regular" if self is Role.BOTH else self.value
 
 
+STAND_IN = "/stand-in"
+"""Of a server that writes: where a router asks it to read, when nobody else does. It says that nobody has."""
 KV_CONNECTOR = "NixlConnector"
 """What makes smg hand `kv_transfer_params` from a prefill worker to a decode worker."""

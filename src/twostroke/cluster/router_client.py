@@ -15,6 +15,8 @@ from twostroke.core.errors import BackendError
 
 TIMEOUT_S = 5.0
 MAX_BYTES = 16 * 2**20
+CONFLICT = 409
+"""The router is at it: it was asked before."""
 ROUTER_KEY_VARIABLE = "TWOSTROKE_ROUTER_KEY"
 """What a router's worker API asks for, if it does: never an argument, which every user of a machine can read."""
 

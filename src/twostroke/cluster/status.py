@@ -10,6 +10,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from twostroke.cluster.router_client import RouterClient, Worker
+from twostroke.cluster.standing_in import stands_in
 
 TIMEOUT_S = 5.0
 MAX_BYTES = 2**20
@@ -30,7 +31,7 @@ class Seen:
 
 def look(router_url: str, router_key: str | None, api_key: str | None) -> list[Seen]:
     """Raises RouterError where the router does not answer."""
-    workers = RouterClient(router_url, router_key).workers()
+    workers = [one for one in RouterClient(router_url, router_key).workers() if not stands_in(one)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(lambda worker: _look_at(worker, api_key), workers))
 

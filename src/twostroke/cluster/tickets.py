@@ -16,15 +16,19 @@ from math import ceil
 from typing import Any
 
 from twostroke.core.errors import BadRequestError
-from twostroke.core.handoff import Handoff
+from twostroke.core.handoff import Handoff, unread
+from twostroke.core.kv_blocks import KVFormat
 
 FIELD = "kv_transfer_params"
 TICKET = "twostroke"
 """The entry of the object that is ours; the others are what vLLM's workers say, for whoever looks at them."""
-VERSION = 1
+VERSION = 2
 SKEW_S = 5.0
 """That two machines' clocks may be apart."""
 MOST_CHARS = 1 << 20
+UNREAD_S = 30.0
+"""For a router to pass it on."""
+UNREAD = "no worker that reads prompts was there"
 
 
 def prompt_digest(key: bytes, token_ids: Sequence[int]) -> str:
@@ -36,20 +40,18 @@ def signed(key: bytes, handoff: Handoff, token_ids: Sequence[int], now_s: float 
     """The object for the one that will write the answer. `now_s`: of `time.time`."""
     now_s = time.time() if now_s is None else now_s
     payload = {
-        "version": VERSION,
         "lease": handoff.lease_id,
         "peer": handoff.peer,
         "tokens": handoff.num_tokens,
         "slots": handoff.slots,
-        "layout": handoff.layout,
+        "model": handoff.model,
+        "formats": handoff.formats.described(),
         "prompt": prompt_digest(key, token_ids),
         "until": ceil(now_s + handoff.lease_s),
         "lease_ms": round(handoff.lease_s * 1e3),
         "read_us": round(handoff.read_s * 1e6),
         "queue_us": round(handoff.queue_s * 1e6),
     }
-    text = json.dumps(payload, separators=(",", ":"), sort_keys=True).encode()
-    ticket = f"{_in_letters(text)}.{_in_letters(_mac(key, text))}"
     contact = json.loads(handoff.peer)
     return {
         "do_remote_prefill": True,
@@ -62,7 +64,17 @@ def signed(key: bytes, handoff: Handoff, token_ids: Sequence[int], now_s: float 
         "remote_num_tokens": handoff.num_tokens,
         "tp_size": 1,
         "transfer_mode": "pull",
-        TICKET: ticket,
+        TICKET: _ticket(key, payload),
+    }
+
+
+def unread_params(key: bytes, now_s: float | None = None) -> dict[str, Any]:
+    """The object for the one that will write the answer to a prompt that nobody has read."""
+    now_s = time.time() if now_s is None else now_s
+    return {
+        "do_remote_prefill": False,
+        "do_remote_decode": False,
+        TICKET: _ticket(key, {"until": ceil(now_s + UNREAD_S)}),
     }
 
 
@@ -84,6 +96,8 @@ def opened(
     now_s = time.time() if now_s is None else now_s
     if payload.get("version") != VERSION:
         raise BadRequestError(f"{FIELD} is of another version of this program")
+    if "lease" not in payload:
+        return _opened_unread(payload, now_s)
     if not hmac.compare_digest(str(payload["prompt"]), prompt_digest(key, token_ids)):
         raise BadRequestError(f"{FIELD} was made for another prompt")
     if now_s > payload["until"] + SKEW_S:
@@ -96,11 +110,23 @@ def opened(
         payload["peer"],
         payload["tokens"],
         tuple(tuple(slots) for slots in payload["slots"]),
-        payload["layout"],
+        payload["model"],
+        KVFormat.read(payload["formats"]),
         payload["lease_ms"] / 1e3,
         payload["read_us"] / 1e6,
         payload["queue_us"] / 1e6,
     )
+
+
+def _opened_unread(payload: Mapping[str, Any], now_s: float) -> Handoff:
+    if now_s > payload["until"] + SKEW_S:
+        raise BadRequestError(f"{FIELD} has expired")
+    return unread(UNREAD)
+
+
+def _ticket(key: bytes, payload: Mapping[str, Any]) -> str:
+    text = json.dumps({"version": VERSION, **payload}, separators=(",", ":"), sort_keys=True).encode()
+    return f"{_in_letters(text)}.{_in_letters(_mac(key, text))}"
 
 
 def _checked_payload(key: bytes, ticket: object) -> dict[str, Any]:

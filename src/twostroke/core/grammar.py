@@ -67,6 +67,9 @@ class ForeseeingMatcher(TokenMatcher, Protocol):
     def num_taken(self, token_ids: Sequence[int]) -> int:
         """Of these tokens, how many could come next, one behind the other."""
 
+    def copy(self) -> TokenMatcher:
+        """One that goes its own way from here."""
+
 
 class Grammars(Protocol):
     """Specs become matchers, for one vocabulary."""

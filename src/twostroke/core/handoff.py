@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from twostroke.core.kv_blocks import KVFormat
+
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
@@ -18,22 +20,31 @@ class Handoff:
     """Whole blocks, from the first token on; at least one token of the prompt is left to read."""
     slots: tuple[tuple[int, ...], ...]
     """One a KV group: the owner's host slots of the last blocks before `num_tokens`: all of them, or those that a
-    window still reads."""
-    layout: str
-    """What the bytes mean, and whose weights made them: they are taken in only where this is equal."""
+    window still reads, and some before them. Of states the one behind these tokens."""
+    model: str
+    """Whose weights made it: it is taken in only where this is equal."""
+    formats: KVFormat
+    """What the bytes mean: where this differs, they are turned into what they are there."""
     lease_s: float
     """From the end of reading: how long it is kept for nobody."""
     read_s: float = 0.0
     """What the owner took from the request's arrival to the end of reading."""
     queue_s: float = 0.0
     """Of that, before its first chunk."""
+    unread: str = ""
+    """Why nobody has read it, in a sentence; then there is nothing to take, and no owner."""
+
+
+def unread(why: str) -> Handoff:
+    """Of a prompt that was to be read by another engine, and was not."""
+    return Handoff("", "", 0, (), "", KVFormat("", "", 0, ()), 0.0, unread=why)
 
 
 class HandoffRecord(NamedTuple):
     """What became of a handoff, where the answer was written."""
 
     peer: str
-    """The engine that read the prompt, by its name."""
+    """The engine that read the prompt, by its name; empty: nobody did."""
     num_tokens: int
     """Whose KV arrived; 0: none, and the prompt was read here."""
     num_bytes: int

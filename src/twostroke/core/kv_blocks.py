@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Protocol
+
+from twostroke.core.errors import BadRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,41 @@ class KVFormat:
     groups: tuple[BlockFormat, ...]
 
     def described(self) -> str:
-        """As text that is the same for equal formats."""
+        """As text that is the same for equal formats, and that `read` takes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def read(cls, text: str) -> KVFormat:
+        """Raises BadRequestError for what describes none."""
+        try:
+            given = json.loads(text)
+            groups = tuple(_group(**form) for form in given.pop("groups"))
+            return cls(**given, groups=groups)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            raise BadRequestError("a format of KV that cannot be read") from problem
+
+    def has_blocks_of(self, other: KVFormat) -> bool:
+        """Whether bytes of the other's blocks are blocks here as they are, whoever computed them."""
+        return self.block_size == other.block_size and self.groups == other.groups
 
     def digest(self) -> str:
         return blake2b(self.described().encode(), digest_size=16).hexdigest()
+
+
+def _group(layers: list[int], axes: list[list[object]], **others: object) -> BlockFormat:
+    named = tuple((str(name), int(size)) for name, size in axes)  # type: ignore[call-overload]
+    return BlockFormat(layers=tuple(layers), axes=named, **others)  # type: ignore[arg-type]
+
+
+class BlockConverter(Protocol):
+    """Turns blocks that another engine wrote into this one's."""
+
+    def misfit(self, other: KVFormat) -> str | None:
+        """Why its blocks cannot become this engine's, in a sentence; None: they can."""
+
+    def convert(self, other: KVFormat, group: int, sources: Sequence[memoryview], skip: int, into: memoryview) -> None:
+        """One block of this engine's, from neighbouring blocks of the other's: those that hold its tokens, of which the
+        first has `skip` before them. From any thread."""
 
 
 class KeptBlocks(Protocol):

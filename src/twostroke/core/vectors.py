@@ -18,12 +18,34 @@ VECTOR_SAMPLING = SamplingParams(max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
+class PairFrame:
+    """What a language model that scores pairs reads around a query and a document."""
+
+    head: str
+    """Its control tokens are such; those in the texts that follow are plain characters."""
+    before_query: str
+    """`{instruction}` in it stands for what is to be judged."""
+    before_document: str
+    tail: str
+    """As `head`."""
+    instruction: str = ""
+    """Where a request has none."""
+
+    def opening(self, query: str, instruction: str | None = None) -> str:
+        """Up to the document."""
+        asked = self.instruction if instruction is None else instruction
+        return self.before_query.replace("{instruction}", asked) + query + self.before_document
+
+
+@dataclass(frozen=True, slots=True)
 class VectorFacts:
     dimensions: int
     scores: bool = False
     """It is no vector but the score of a pair of texts: a reranker's."""
     is_plain: bool = False
     """Its scores are told as they are, and not brought between 0 and 1."""
+    frame: PairFrame | None = None
+    """Of a reranker that is a language model."""
     shorter: tuple[int, ...] = ()
     """What a vector may be cut to, where the model says so; none: anything."""
     prompts: dict[str, str] = field(default_factory=dict)
@@ -51,6 +73,11 @@ class VectorFacts:
     def document_prompt(self) -> str | None:
         """The same of what is searched."""
         return next((name for name in ("document", "passage", "corpus") if name in self.prompts), None)
+
+    def check_instruction(self, instruction: str | None) -> None:
+        """Raise where a request has one, and the model reads none."""
+        if instruction is not None and (self.frame is None or "{instruction}" not in self.frame.before_query):
+            raise BadRequestError("instruction: this model is told none")
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise unless vectors may be cut to it."""

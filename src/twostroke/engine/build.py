@@ -30,19 +30,18 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.fleet import FleetSettings
 from twostroke.engine.formats import Choice, choose_formats, format_wish
 from twostroke.engine.ranks import ranks_reasons, refuse_with_ranks, with_ranks
-from twostroke.engine.tiers import ledger_of, make_tiers, prefill_seconds, refuse_tiers
+from twostroke.engine.tiers import Computed, ledger_of, make_tiers, prefill_seconds, refuse_tiers
 from twostroke.engine.vectors import reads_whole, sizes_for, vectors_note, with_vectors
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads import HEADS, load_head
-from twostroke.models.heads.mtp import MTP, why_no_mtp
-from twostroke.models.loading import load_checkpoint, read_config
+from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve as resolve_model
 from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import pace_of
 from twostroke.scheduling.scheduler import Scheduler
-from twostroke.speculation.methods import methods_of, methods_with_files
+from twostroke.speculation.methods import computing_methods, methods_of
 from twostroke.text.grammar import LazyGrammars
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
@@ -87,12 +86,11 @@ class Preparation:
         )
 
     @property
-    def computed(self) -> str:
-        """What decides the numbers in KV beside the weights' files and the backend: KV of two engines that agree in
-        this is the same."""
+    def computed(self) -> Computed:
+        """KV of two engines that agree in this, on one backend, is the same."""
         short, formats = self.checkpoint.spec.short_rope_context, self.formats
         rope = "long rope" if short is not None and self.resolved.max_context > short else "rope as stored"
-        return f"weights {formats.weights}, arithmetic {formats.arithmetic}, KV {formats.kv}, {rope}"
+        return Computed(f"weights {formats.weights}, arithmetic {formats.arithmetic}, KV {formats.kv}", rope)
 
     @property
     def _calibration_key(self) -> CalibrationKey:
@@ -210,14 +208,11 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     here, config = machine.detect(), with_vectors(checkpoint, config)
     choice = choose(checkpoint, config, here)
     factory = choice.factory
-    if MTP in config.speculate.split(","):
-        settings = checkpoint.gguf_metadata or read_config(checkpoint.path)
-        raise BadRequestError(why_no_mtp(checkpoint.name, settings))
     plans = tuple(
-        plan_head(load_head(name, source, checkpoint.spec), number, factory, choice.formats)
-        if name in HEADS
-        else plan_companion(name, _load(source), number, config, factory, here)
-        for number, (name, source) in enumerate(methods_with_files(config.speculate), start=1)
+        plan_companion(method.name, _load(method.source), number, config, factory, here)
+        if method.source is not None and method.name not in HEADS
+        else plan_head(load_head(method.name, method.source, checkpoint), number, factory, choice.formats)
+        for number, method in enumerate(computing_methods(config.speculate), start=1)
     )
     needs = sum((plan.kv_needs for plan in plans), choice.kv_needs)
     memory = beside(choice.memory, plans)
@@ -265,7 +260,7 @@ def assemble(
         other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
         refuse_other_tokens(checkpoint, own, tokenizer, other)
     checkpoint, factory, resolved, shape = prepared.checkpoint, prepared.factory, prepared.resolved, prepared.shape
-    refuse_tiers(config.kv, resolved.layout, in_fleet=fleet is not None)
+    refuse_tiers(config.kv, resolved.layout)
     try:
         backend = factory.create(
             checkpoint,

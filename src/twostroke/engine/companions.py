@@ -18,14 +18,17 @@ from twostroke.engine.formats import choose_formats
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.families.rope import MAX_CONTEXT
+from twostroke.models.heads import Head
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads.mtp import MTP, MtpHead
 from twostroke.models.spec import LayerSpec, ModelSpec
 from twostroke.text.tokenizer import Tokenizer
 
 _FLOAT32_BYTES = 4
 _LEAST_BLOCK_SIZE = 16
 FLOAT32 = Formats("f32", "f32", "f32")
+_METHODS = {Eagle3Head: "eagle3", MedusaHeads: "medusa", MtpHead: MTP}
 _PADDING = re.compile(rb"\[PAD\d+\]")
 """What files name entries that only fill a table up: they are no tokens."""
 
@@ -71,19 +74,17 @@ def plan_companion(
     return CompanionPlan(companion, companion_needs(factory, companion), factory.companion_bytes(checkpoint, formats))
 
 
-def plan_head(
-    head: Eagle3Head | MedusaHeads, number: int, factory: BackendFactory, formats: Formats = FLOAT32
-) -> CompanionPlan:
+def plan_head(head: Head, number: int, factory: BackendFactory, formats: Formats = FLOAT32) -> CompanionPlan:
     """`formats`: of the model that it drafts for. Raises BackendError where the backend cannot run it beside that."""
     path = Path(head.source)
-    method = "eagle3" if isinstance(head, Eagle3Head) else "medusa"
+    method = _METHODS[type(head)]
     found = _head_needs(head, factory, formats)
     if isinstance(found, str):
         raise BackendError(f"{found}: {path.name} cannot draft there")
     layers: tuple[LayerSpec, ...] = ()
     taps: tuple[int, ...] = ()
     needs: tuple[KVGroupNeed, ...] = ()
-    if isinstance(head, Eagle3Head):
+    if not isinstance(head, MedusaHeads):
         own = head.spec.layer.grouped
         layers, taps = (head.spec.layer,), tuple(tap - 1 for tap in head.spec.taps if tap > 0)
         needs = (KVGroupNeed((0,), None, found.kv_bytes_per_token, "keys and values", own.kv_values, number),)
@@ -93,20 +94,20 @@ def plan_head(
     return CompanionPlan(companion, needs, found.weight_bytes)
 
 
-def _head_needs(head: Eagle3Head | MedusaHeads, factory: BackendFactory, formats: Formats) -> HeadNeeds | str:
+def _head_needs(head: Head, factory: BackendFactory, formats: Formats) -> HeadNeeds | str:
     if isinstance(factory, HeadFactory):
         found = factory.head_needs(head, formats)
         return f"the {factory.name} backend cannot run it: {found}" if isinstance(found, str) else found
     if not isinstance(factory, CompanionFactory):
         return f"the {factory.name} backend runs no heads yet"
     kv_bytes = 0
-    if isinstance(head, Eagle3Head):
+    if not isinstance(head, MedusaHeads):
         kv_bytes = head.spec.layer.grouped.kv_values * _FLOAT32_BYTES + _block_end_bytes(head)
     num_values = sum(prod(tensor.shape) for tensor in head.tensors.values())
     return HeadNeeds(FLOAT32, num_values * _FLOAT32_BYTES, kv_bytes)
 
 
-def _block_end_bytes(head: Eagle3Head) -> int:
+def _block_end_bytes(head: Eagle3Head | MtpHead) -> int:
     """Beside its KV a head keeps a joined hidden state for each block: a token's share of that, in the shortest
     blocks."""
     return -(-head.spec.hidden_size * _FLOAT32_BYTES // _LEAST_BLOCK_SIZE)

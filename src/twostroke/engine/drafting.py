@@ -30,7 +30,7 @@ def speculation(
     unseen = backend.unseen if isinstance(backend, UnseenBackend) else None
     on_device = [] if unseen is None else [unseen.name]
     drafters: list[Drafter] = [
-        next(computing) if method.source is not None else _text_drafter(method.name, shares)
+        next(computing) if method.computes else _text_drafter(method.name, shares)
         for method in methods
         if method.name not in (GrammarDrafter.name, *on_device)
     ]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
 from twostroke.core.request_check import NO_VECTORS
-from twostroke.core.vectors import VECTOR_SAMPLING, VectorFacts, cosine, score_of, vector_of
-from twostroke.text.framing import framed, framed_pair
+from twostroke.core.vectors import VECTOR_SAMPLING, PairFrame, VectorFacts, cosine, score_of, vector_of
+from twostroke.text.framing import framed, framed_pair, framed_texts
 
 if TYPE_CHECKING:
     from twostroke.engine.offline import LLM, Prompt
@@ -39,8 +39,11 @@ def embed(
     return [vector_of(raw, dimensions).tolist() for raw in llm.vectors(requests, progress)]
 
 
-def rerank(llm: LLM, query: str, documents: Sequence[str], top_n: int | None, truncate: bool) -> list[Ranked]:
+def rerank(
+    llm: LLM, query: str, documents: Sequence[str], top_n: int | None, truncate: bool, instruction: str | None
+) -> list[Ranked]:
     facts = _facts_of(llm)
+    facts.check_instruction(instruction)
     if isinstance(documents, str) or not all(isinstance(text, str) for text in (query, *documents)):
         raise BadRequestError("a query is a text, and documents are a list of texts")
     if not facts.scores:
@@ -48,7 +51,12 @@ def rerank(llm: LLM, query: str, documents: Sequence[str], top_n: int | None, tr
         vectors = embed(llm, documents, facts.document_prompt, None, truncate, None)
         scores = [cosine(query_vector, vector) for vector in vectors]
     else:
-        scores = [score_of(facts, raw) for raw in llm.vectors(_pairs(llm, facts, query, documents, truncate))]
+        limit = llm.assembly.resolved.max_context if truncate else None
+        if facts.frame is None:
+            requests = _pairs(llm, facts, query, documents, limit)
+        else:
+            requests = _questions(llm, facts.frame, query, documents, limit, instruction)
+        scores = [score_of(facts, raw) for raw in llm.vectors(requests)]
     ranked = sorted((Ranked(index, score) for index, score in enumerate(scores)), key=lambda one: -one.score)
     return ranked[:top_n]
 
@@ -68,8 +76,18 @@ def _ids(llm: LLM, facts: VectorFacts, text: Prompt, prompt_name: str | None, tr
     return framed(llm.tokenizer, ids, limit)
 
 
-def _pairs(llm: LLM, facts: VectorFacts, query: str, documents: Sequence[str], truncate: bool) -> list[Request]:
-    limit = llm.assembly.resolved.max_context if truncate else None
+def _questions(
+    llm: LLM, frame: PairFrame, query: str, documents: Sequence[str], limit: int | None, instruction: str | None
+) -> list[Request]:
+    def ids(text: str, parse_special: bool) -> list[int]:
+        return llm.tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special)
+
+    head, tail, opening = ids(frame.head, True), ids(frame.tail, True), frame.opening(query, instruction)
+    texts = [ids(opening + document, False) for document in documents]
+    return [_request(llm, framed_texts(head, 0, text, tail, limit)) for text in texts]
+
+
+def _pairs(llm: LLM, facts: VectorFacts, query: str, documents: Sequence[str], limit: int | None) -> list[Request]:
     first, *others = (
         llm.tokenizer.encode(facts.prompted(text), add_special_tokens=False) for text in (query, *documents)
     )

@@ -3,13 +3,13 @@ mean."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from twostroke.backends.interface import BlockBackend
 from twostroke.cluster.transfer import open_transport
 from twostroke.cluster.transfer.interface import Contact, Transport
-from twostroke.core.kv_layout import KVLayout
+from twostroke.kv.tiers.landing import Landing
 from twostroke.kv.tiers.peers import Fetching, Peers, Place
 from twostroke.kv.tiers.tiers import KVTiers
 
@@ -42,7 +42,7 @@ class _Named:
         return Contact.read(peer).engine_id
 
     def fetch(
-        self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place], deadline_s: float
+        self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place] | Landing, deadline_s: float
     ) -> Fetching:
         return self._transport.fetch(Contact.read(peer), lease_id, remote, local, deadline_s)
 
@@ -53,13 +53,14 @@ class _Named:
         self._transport.release(Contact.read(peer), lease_id)
 
 
-def make_peers(fleet: FleetSettings, tiers: KVTiers, layout: KVLayout, identity: str) -> str:
-    """Join the fleet; returns a sentence on how. `identity`: what must be the same for KV to be another's own."""
+def make_peers(fleet: FleetSettings, tiers: KVTiers, backend: BlockBackend, model: str) -> str:
+    """Join the fleet; returns a sentence on how. `model`: what must be the same for KV to be another's own."""
     places = [(group, slot) for group, count in enumerate(tiers.host.num_slots) for slot in range(count)]
     transport, why = open_transport(
         fleet.transport, tiers.blocks, places, bytes.fromhex(fleet.key), host=fleet.host, engine_id=fleet.engine_id
     )
-    digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-    tiers.peers = Peers(tiers.host, tiers.blocks, tiers.block_bytes, layout.block_size, _Named(transport), digest)
+    tiers.peers = Peers(
+        tiers.host, tiers.blocks, _Named(transport), model, backend.block_format, backend.block_converter()
+    )
     contact = transport.contact
     return f"fleet: KV goes by {why}, from {contact.host}:{contact.port}"

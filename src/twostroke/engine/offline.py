@@ -141,13 +141,20 @@ class LLM:
         return embed(self, _as_batch(texts), prompt_name, dimensions, truncate, progress)
 
     def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: bool = False,
+        instruction: str | None = None,
     ) -> list[Ranked]:
         """The documents by how well they answer the query, the best first: `index` and `score` of each. A reranker
-        scores each beside the query; with an embedding model the score is the cosine of their vectors."""
+        scores each beside the query; with an embedding model the score is the cosine of their vectors. `instruction`:
+        what Qwen3-Reranker is to judge."""
         from twostroke.engine.embedding import rerank
 
-        return rerank(self, query, documents, top_n, truncate)
+        return rerank(self, query, documents, top_n, truncate, instruction)
 
     def vectors(self, requests: list[Request], progress: bool | None = None) -> list[bytes]:
         """What requests for vectors bring, as events have it. Raises BackendError for the first that failed."""

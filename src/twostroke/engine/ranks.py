@@ -7,7 +7,7 @@ from twostroke.backends.interface import BackendFactory, SharingFactory
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.speculation.methods import methods_with_files
+from twostroke.speculation.methods import computing_methods
 
 OPTION = "--tensor-parallel"
 
@@ -19,9 +19,9 @@ def refuse_with_ranks(config: EngineConfig, in_fleet: bool = False) -> None:
         return
     if in_fleet:
         raise BadRequestError(f"--role does not go with {OPTION}: ranks do not give their KV out yet")
-    for name, source in methods_with_files(config.speculate):
+    for method in computing_methods(config.speculate):
         raise BadRequestError(
-            f"--speculate {name}:{source} does not go with {OPTION}: a model or a head that drafts is not shared by "
+            f"--speculate {method} does not go with {OPTION}: a model or a head that drafts is not shared by "
             "ranks yet; --speculate auto works"
         )
     for flag, asked in (("--kv-host-gb", config.kv.host_gb), ("--kv-disk", config.kv.disk)):

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from twostroke import __version__, machine
 from twostroke.backends.interface import Backend, BlockBackend
@@ -39,10 +40,8 @@ LAST_WRITES_S = 3.0
 """What an end may take to bring to disk what only memory has."""
 
 
-def refuse_tiers(config: KVConfig, layout: KVLayout, *, in_fleet: bool = False) -> None:
+def refuse_tiers(config: KVConfig, layout: KVLayout) -> None:
     """Raise for what cannot be had, before anything is loaded."""
-    if in_fleet and any(group.is_state for group in layout.groups):
-        raise BadRequestError("--role does not work for a model whose layers keep states: they are not handed over yet")
     wanted = [flag for flag, asked in (("--kv-host-gb", config.host_gb), ("--kv-disk", config.disk)) if asked]
     if config.disk_gb is not None and config.disk is None:
         raise BadRequestError("--kv-disk-gb says how much of a folder may be used: --kv-disk says which folder")
@@ -66,18 +65,17 @@ def make_tiers(
     checkpoint: Checkpoint,
     backend: Backend,
     prefill_seconds: PrefillSeconds,
-    computed: str,
+    computed: Computed,
     fleet: FleetSettings | None = None,
 ) -> tuple[KVTiers | None, str | None]:
-    """The tiers that were asked for, or that a fleet needs, and sentences on them; None: none were. `computed`: see
-    `kv_identity`."""
+    """The tiers that were asked for, or that a fleet needs, and sentences on them; None: none were."""
     if fleet is not None:
         config = replace(config, host_gb=config.host_gb or HOST_GB)
         refuse_tiers(config, layout)
         tiers, note = make_tiers(config, layout, checkpoint, backend, prefill_seconds, computed)
         assert tiers is not None and isinstance(backend, BlockBackend)
-        identity = kv_identity(checkpoint, backend.block_format, computed, by_time=False)
-        return tiers, f"{note}; {make_peers(fleet, tiers, layout, identity)}"
+        model = model_digest(checkpoint, computed.rope)
+        return tiers, f"{note}; {make_peers(fleet, tiers, backend, model)}"
     if not config.host_gb and config.disk is None:
         return None, None
     if not isinstance(backend, BlockBackend):
@@ -119,19 +117,42 @@ def slots_of(layout: KVLayout, block_format: KVFormat, host_bytes: int) -> list[
     return slots
 
 
-def kv_identity(checkpoint: Checkpoint, block_format: KVFormat, computed: str, *, by_time: bool = True) -> str:
-    """What must be the same for KV to be this model's own: its weights, as far as a glance at each tells, the form that
-    they are computed in, and how blocks lie. `by_time`: and when its files were written, which differs from machine to
-    machine."""
-    seen = hashlib.blake2b(f"{__version__}\0{checkpoint.spec!r}\0{computed}\0".encode(), digest_size=16)
-    for name, tensor in checkpoint.tensors.items():
-        seen.update(f"{name}\0{tensor.kind.name}\0{tensor.shape}\0".encode() + tensor.glance(GLANCE_BYTES))
-    if by_time and isinstance(checkpoint.tensors, FileTensors):
+class Computed(NamedTuple):
+    """What decides the numbers in KV beside the weights' files and the backend."""
+
+    formats: str
+    """Of weights as held, arithmetic and KV, in words: numbers of two engines that differ in it are near each other."""
+    rope: str
+    """Which of a model's rope factors are used: numbers of two engines that differ in it have nothing in common."""
+
+    def __str__(self) -> str:
+        return f"{self.formats}, {self.rope}"
+
+
+def kv_identity(checkpoint: Checkpoint, block_format: KVFormat, computed: Computed) -> str:
+    """What must be the same for KV to be an engine's own after a restart: its weights, when their files were written,
+    the form that they are computed in, and how blocks lie."""
+    seen = _glanced(checkpoint, str(computed))
+    if isinstance(checkpoint.tensors, FileTensors):
         for file in checkpoint.tensors.files:
             status = file.stat()  # a glance misses what changed inside a tensor: whoever wrote it left a new time
             seen.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    named = {"model": checkpoint.name, "computed": computed, "weights": seen.hexdigest()}
+    named = {"model": checkpoint.name, "computed": str(computed), "weights": seen.hexdigest()}
     return json.dumps({**named, "layout": json.loads(block_format.described())}, sort_keys=True)
+
+
+def model_digest(checkpoint: Checkpoint, rope: str) -> str:
+    """What must be the same for another engine's KV to be of this model: its weights as stored. In what form they are
+    held, and what computes with them, may differ."""
+    return _glanced(checkpoint, rope).hexdigest()
+
+
+def _glanced(checkpoint: Checkpoint, further: str) -> hashlib.blake2b:
+    """Of all weights, as far as a glance at each tells."""
+    seen = hashlib.blake2b(f"{__version__}\0{checkpoint.spec!r}\0{further}\0".encode(), digest_size=16)
+    for name, tensor in checkpoint.tensors.items():
+        seen.update(f"{name}\0{tensor.kind.name}\0{tensor.shape}\0".encode() + tensor.glance(GLANCE_BYTES))
+    return seen
 
 
 def prefill_seconds(cost: StepCost, max_tokens_per_step: int) -> PrefillSeconds:

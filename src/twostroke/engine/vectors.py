@@ -10,7 +10,7 @@ from twostroke.core.speculation import OFF
 from twostroke.core.step_sizes import StepSizes
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.pooling import Pooling
-from twostroke.speculation.methods import methods_with_files
+from twostroke.speculation.methods import computing_methods
 
 VECTORS_AT_ONCE = 256
 """Texts that may run at a time unless asked otherwise: they are short, and stay for one step."""
@@ -21,8 +21,8 @@ def with_vectors(checkpoint: Checkpoint, config: EngineConfig, *, in_fleet: bool
     nothing is found again. Raises for what has no meaning then."""
     if checkpoint.pooling is None:
         return config
-    for name, source in methods_with_files(config.speculate):
-        raise BadRequestError(f"--speculate {name}:{source} is of no use: this model gives vectors, and writes nothing")
+    for method in computing_methods(config.speculate):
+        raise BadRequestError(f"--speculate {method} is of no use: this model gives vectors, and writes nothing")
     if config.tensor_parallel != 1:
         raise BadRequestError("--tensor-parallel does not go with a model that gives vectors yet")
     if in_fleet:

@@ -5,15 +5,19 @@ was read for another engine, and which are still wanted when another has read on
 from __future__ import annotations
 
 from collections.abc import Sequence as Series
+from functools import partial
 
-from twostroke.core.handoff import Handoff
-from twostroke.core.kv_layout import KVLayout
+from twostroke.core.handoff import Handoff, HandoffRecord
+from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.kv.matching import PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import PrefixIndex, PrefixNode
-from twostroke.kv.tiers.peers import Peers, Place
+from twostroke.kv.tiers.peers import Peers, Wanted
 from twostroke.kv.tiers.tiers import KVTiers
+
+SPARE_TOKENS = 128
+"""Of a window, that are handed on beyond what blocks of this engine's size need: enough for blocks of 64 tokens."""
 
 
 class Handing:
@@ -35,14 +39,26 @@ class Handing:
         """What is computed of a prompt that another engine will take: while its next chunk is."""
         if sequence.sample_index:
             return  # the first sample has read it for all
-        block_size, lease_id = self._layout.block_size, sequence.request.lease_id
+        groups, block_size, lease_id = self._layout.groups, self._layout.block_size, sequence.request.lease_id
         lease = self._peers.lease(lease_id)
         if lease is None:
             num_wanted = (sequence.prompt_len - 1) // block_size  # the other one has a token left to read
-            first = [self._matcher.first_needed(group, num_wanted * block_size) for group in self._layout.groups]
-            lease = self._peers.begin(lease_id, first, num_wanted)
+            lease = self._peers.begin(lease_id, [self._first(group, num_wanted) for group in groups], num_wanted)
         nodes = self._nodes(sequence, min(sequence.num_computed // block_size, lease.num_wanted))
-        self._peers.take(lease, nodes, tables)
+        self._peers.take(lease, nodes, partial(self._block, tables))
+
+    def _block(self, tables: Series[Series[int | None]], group: int, index: int, node: PrefixNode) -> int | None:
+        """Where it lies on the device. A sequence's own state has gone on: of states it is the snapshot behind it."""
+        if self._layout.groups[group].is_state:
+            entry = self._index.find(node)
+            return None if entry is None else entry.blocks[group]
+        return tables[group][index] if index < len(tables[group]) else None
+
+    def _first(self, group: KVGroup, num_wanted: int) -> int:
+        """The first block that may be wanted. Whoever has longer blocks takes less of the prompt, in whole blocks: of a
+        window it needs some before those that are read here."""
+        position = num_wanted * self._layout.block_size
+        return self._matcher.first_needed(group, position if group.window is None else max(0, position - SPARE_TOKENS))
 
     def end(self, sequence: Sequence, tables: Series[Series[int | None]] | None, *, went_well: bool) -> Handoff | None:
         """It is over: what the other engine is told; None: nothing is kept for it. `tables`: where it still holds its
@@ -73,38 +89,65 @@ class Handing:
         handoff, peers, timing = sequence.request.handoff, self._peers, sequence.timing
         if handoff is None:
             return
+        if handoff.unread:
+            timing.handoff = HandoffRecord("", 0, 0, 0.0, 0.0, 0.0, handoff.unread)
+            return
         why_not = self._misfit(sequence, handoff)
         wanted = [] if why_not else self._wanted(sequence, handoff)
         if not wanted:
             peers.refuse(handoff, timing, why_not or "all of it is cached here")
             return
         num_held = self._matcher.match(sequence).num_tokens
-        took_s = peers.seconds(sum(self._tiers.block_bytes[group] for _, (group, _) in wanted))
-        if not self._tiers.worth.loads(num_held, handoff.num_tokens - num_held, took_s):
+        took_s = peers.seconds(peers.num_bytes(handoff, wanted))
+        if not self._tiers.worth.loads(
+            num_held, self._num_blocks(handoff) * self._layout.block_size - num_held, took_s
+        ):
             peers.refuse(handoff, timing, "to read it here should be faster")
             return
         self._tiers.fetch_from_peer(sequence.seq_id, handoff, wanted, timing)
 
-    def _misfit(self, sequence: Sequence, handoff: Handoff) -> str | None:
-        """Why these bytes cannot be this prompt's KV here, in a sentence."""
-        block_size, groups = self._layout.block_size, self._layout.groups
-        if handoff.layout != self._peers.layout:
-            return "the other engine has another model, another format of KV or another version"
-        num_blocks = handoff.num_tokens // block_size
-        if handoff.num_tokens % block_size or not 0 < handoff.num_tokens < sequence.prompt_len:
-            return f"{handoff.num_tokens} tokens are no whole blocks of a prompt of {sequence.prompt_len}"
-        needed = [num_blocks - self._matcher.first_needed(group, handoff.num_tokens) for group in groups]
-        if [len(slots) for slots in handoff.slots] != needed:
-            return "it has not the blocks that these tokens take"
-        return None
+    def _num_blocks(self, handoff: Handoff) -> int:
+        """Whole blocks of this engine's that it has."""
+        return handoff.num_tokens // self._layout.block_size
 
-    def _wanted(self, sequence: Sequence, handoff: Handoff) -> list[tuple[PrefixNode, Place]]:
-        num_blocks, found = handoff.num_tokens // self._layout.block_size, []
+    def _misfit(self, sequence: Sequence, handoff: Handoff) -> str | None:
+        """Why these bytes cannot become this prompt's KV here, in a sentence."""
+        peers, theirs, own = self._peers, handoff.formats.block_size, self._layout.block_size
+        if handoff.model != peers.model:
+            return "the other engine has another model, other weights or another version"
+        if not peers.fits(handoff) and (why := peers.converter.misfit(handoff.formats)) is not None:
+            return why
+        if handoff.num_tokens % theirs or not 0 < handoff.num_tokens < sequence.prompt_len:
+            return f"{handoff.num_tokens} tokens are no whole blocks of a prompt of {sequence.prompt_len}"
+        if not (num_blocks := self._num_blocks(handoff)):
+            return f"{handoff.num_tokens} tokens are less than a block of {own}"
+        for group, slots in zip(self._layout.groups, handoff.slots, strict=False):
+            if group.is_state and handoff.num_tokens % own:
+                return f"its states are those behind {handoff.num_tokens} tokens, which are no whole blocks of {own}"
+            first = self._matcher.first_needed(group, num_blocks * own) * own
+            least = 1 if group.is_state else (handoff.num_tokens - first // theirs * theirs) // theirs
+            most = 1 if group.is_state else handoff.num_tokens // theirs
+            if not least <= len(slots) <= most or len(set(slots)) < len(slots):
+                return "it has not the blocks that these tokens take"
+        return None if len(handoff.slots) == len(self._layout.groups) else "it has KV of another number of groups"
+
+    def _wanted(self, sequence: Sequence, handoff: Handoff) -> list[Wanted]:
+        num_blocks, found = self._num_blocks(handoff), []
+        first = [
+            self._matcher.first_needed(group, num_blocks * self._layout.block_size) for group in self._layout.groups
+        ]
         for index, node in enumerate(self._nodes(sequence, num_blocks)):
             entry = self._index.find(node)
-            for group, slots in enumerate(handoff.slots):
-                place = index - num_blocks + len(slots)
+            for group in range(len(handoff.slots)):
                 is_here = entry is not None and entry.blocks[group] is not None
-                if place >= 0 and not is_here and self._tiers.host.find(node, group) is None:
-                    found.append((node, (group, slots[place])))
+                if index >= first[group] and not is_here and self._tiers.host.find(node, group) is None:
+                    found.append(self._one_wanted(handoff, node, group, index))
         return found
+
+    def _one_wanted(self, handoff: Handoff, node: PrefixNode, group: int, index: int) -> Wanted:
+        slots, theirs, own = handoff.slots[group], handoff.formats.block_size, self._layout.block_size
+        if self._layout.groups[group].is_state:
+            return Wanted(node, group, slots)
+        before = handoff.num_tokens // theirs - len(slots)  # blocks that it has not
+        first, last = index * own // theirs, ((index + 1) * own - 1) // theirs
+        return Wanted(node, group, slots[first - before : last - before + 1], index * own - first * theirs)

@@ -78,8 +78,9 @@ class Snapshots:
         for pool, slot in zip(self._pools, match.states, strict=False):
             if slot is not None:
                 pool.retain(slot)
-        num_samples, last = sequence.request.sampling.n, match.num_tokens
-        takes = num_samples > 1 or self._chains.is_shared(sequence)
+        last = match.num_tokens
+        is_wanted = sequence.request.sampling.n > 1 or bool(sequence.request.lease_id)  # by somebody who is known
+        takes = is_wanted or self._chains.is_shared(sequence)
         keeping = self._keepings[sequence.seq_id] = Keeping(last, takes, sources=match.states)
         if not takes:
             return
@@ -88,7 +89,7 @@ class Snapshots:
             # All but the states of this much was there: prompts part here, and the next one will, too.
             stops.append(last := match.num_known)
         last_full = (len(sequence.tokens) - 1) // self._block_size * self._block_size
-        if last_full - last >= (self._least_tokens if num_samples == 1 else self._block_size):
+        if last_full - last >= (self._block_size if is_wanted else self._least_tokens):
             stops.append(last_full)
         keeping.stops = tuple(stops)
 

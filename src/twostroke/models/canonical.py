@@ -118,6 +118,10 @@ def _pieces(
     each = len(names.stacked_experts[own_name])
     num_experts = len(targets) // each
     inputs_first = own_name in names.inputs_first and not tensor.kind.is_quantised
+    if inputs_first and len(tensor.shape) == 3:  # some who save such models again put outputs first
+        one = [shapes[target] for target in targets[:each]]
+        rows, columns = sum(shape[0] for shape in one), one[0][-1]
+        inputs_first = rows == columns or tensor.shape[1:] != (rows, columns)
     for expert, own in enumerate(_experts(source, tensor, num_experts, len(shapes[targets[0]]), inputs_first)):
         yield from _split(source, own, targets[each * expert : each * (expert + 1)], shapes, alternate)
 
@@ -206,9 +210,12 @@ def _adjusted(tensor: WeightTensor, adjustment: Adjustment, target: str, spec: M
     if adjustment is Adjustment.FINAL_NORM_SCALE:
         return from_float32(tensor.name, tensor.to_float32() * np.float32(spec.final_norm_scale))
     # From 0, d/2, 1, d/2 + 1, ... back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows
-    # no other way.
-    head_dim = spec.layers[int(target.split(".")[1])].grouped.head_dim
-    order = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+    # no other way. What is not rotated stays, but of layers that rotate nothing, whose rows lie as the others' do.
+    own = spec.layers[int(target.split(".")[1])].grouped
+    heads = np.arange(tensor.shape[0]).reshape(-1, own.head_dim)
+    rotated, plain = np.split(heads, [own.rope.dim or own.head_dim], axis=1)
+    halves = rotated.reshape(len(heads), -1, 2).swapaxes(1, 2).reshape(len(heads), -1)
+    order = np.concatenate([halves, plain], axis=1).reshape(-1)
     if len(tensor.shape) == 1:
         return from_float32(tensor.name, tensor.to_float32()[order])
     return tensor.take_rows(order)

@@ -42,7 +42,7 @@ def _load_gguf(path: Path, name: str) -> Checkpoint:
     family = family_of_gguf(architecture)
     fields = Fields(path.name, file.metadata, prefix=f"{architecture}.")
     spec = family.spec_from_gguf(fields, file.tensors)
-    if (pooling := pooling_of_gguf(fields, spec)) is not None:
+    if (pooling := pooling_of_gguf(fields, spec, file.metadata, file.tensors)) is not None:
         spec = as_pooled(spec)
     tensors = canonical_tensors(path.name, file.tensors, family.gguf_names, spec)
     files = FileTensors(tensors, (path,))
@@ -51,7 +51,7 @@ def _load_gguf(path: Path, name: str) -> Checkpoint:
 
 def _load_folder(path: Path, name: str) -> Checkpoint:
     family, spec = read_folder_spec(path)
-    found = pooling_of_folder(path, family, spec, Fields("config.json", read_config(path)))
+    found = pooling_of_folder(path, name, family, spec, Fields("config.json", read_config(path)))
     names = family.hf_names
     if found is not None:
         spec, names = found.spec, bare_names(names, read_folder(path))

@@ -3,19 +3,30 @@ tensors' names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twostroke.core.errors import ModelError
 from twostroke.core.vectors import VectorFacts
+from twostroke.models.answer_scores import (
+    RERANKER,
+    answer_tokens,
+    is_reranker,
+    logit_score_tokens,
+    pooling_by_answer,
+    pooling_by_score,
+    pooling_of_rank_file,
+)
 from twostroke.models.families.declaration import Family, TensorNames
 from twostroke.models.families.fields import Fields, shown
+from twostroke.models.families.qwen3 import SCORING
 from twostroke.models.pooling import DenseStep, Pooling, States
 from twostroke.models.sentence_folder import MODULES, read_sentence_folder
 from twostroke.models.spec import ModelSpec, StepActivation
 from twostroke.models.weights.tensor import WeightTensor
 
+_QWEN3 = "Qwen3For"
 _BARE = "Model"
 """How the architecture of a model without a head ends."""
 _DECODER_PREFIX = "model."
@@ -27,30 +38,28 @@ _SIGMOID, _IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.l
 @dataclass(frozen=True, slots=True)
 class FoundPooling:
     spec: ModelSpec
-    files: tuple[Path, ...]
+    pooling: Callable[[str, Mapping[str, WeightTensor]], Pooling]
+    """Of what it is read from, and its tensors: a classifier's matrices are among the model's."""
+    files: tuple[Path, ...] = ()
     """That its own weights are in."""
-    whole: Pooling | None
-    """None: it is a classifier, whose matrices are among the model's."""
-    architecture: str
-    family: Family
-    is_plain: bool = False
-    """Of a classifier: its scores are told as they are."""
-
-    def pooling(self, source: str, stored: Mapping[str, WeightTensor]) -> Pooling:
-        if self.whole is not None:
-            return self.whole
-        steps = _classifier(source, self.family.classifiers[self.architecture], self.spec, stored)
-        return Pooling("first", VectorFacts(1, scores=True, is_plain=self.is_plain), steps)
 
 
-def pooling_of_folder(folder: Path, family: Family, spec: ModelSpec, config: Fields) -> FoundPooling | None:
+def pooling_of_folder(folder: Path, name: str, family: Family, spec: ModelSpec, config: Fields) -> FoundPooling | None:
     """None: it writes tokens."""
     architecture = str((config.get("architectures") or [""])[0])
     if architecture in family.classifiers:
-        return FoundPooling(as_pooled(spec), (), None, architecture, family, _is_plain(config))
+        steps = family.classifiers[architecture]
+
+        def classifier(source: str, stored: Mapping[str, WeightTensor]) -> Pooling:
+            facts = VectorFacts(1, scores=True, is_plain=_is_plain(config))
+            return Pooling("first", facts, _classifier(source, steps, spec, stored))
+
+        return FoundPooling(as_pooled(spec), classifier)
+    if (by_answer := _by_answer(folder, name, architecture)) is not None:
+        return FoundPooling(as_pooled(spec), by_answer)
     found = read_sentence_folder(folder, spec.hidden_size, config)
     if found is not None:
-        return FoundPooling(as_pooled(spec, found.max_tokens), found.files, found.pooling, architecture, family)
+        return FoundPooling(as_pooled(spec, found.max_tokens), lambda source, stored: found.pooling, found.files)
     if architecture.endswith(_BARE) or not spec.has_output:
         raise ModelError(
             f"{folder}: a {architecture} gives states of tokens, and no {MODULES} beside it says how they become a "
@@ -59,6 +68,24 @@ def pooling_of_folder(folder: Path, family: Family, spec: ModelSpec, config: Fie
     if not spec.is_causal:
         raise ModelError(f"{folder}: its tokens see each other both ways, and no {MODULES} says how they are pooled")
     return None
+
+
+def _by_answer(
+    folder: Path, name: str, architecture: str
+) -> Callable[[str, Mapping[str, WeightTensor]], Pooling] | None:
+    """Of a language model that scores pairs."""
+    is_named = architecture.startswith(_QWEN3) and is_reranker(folder, name)
+    if architecture == SCORING:
+        if not is_named:
+            raise ModelError(
+                f"{folder}: nothing says how a {architecture} is asked. Qwen3-Reranker's way is known, and taken where "
+                f"the name of the model or of its folder has {RERANKER} in it"
+            )
+        return pooling_by_score
+    tokens = logit_score_tokens(folder, MODULES)
+    if tokens is None and is_named and not (folder / MODULES).is_file():
+        tokens = answer_tokens(folder)
+    return None if tokens is None else lambda source, stored: pooling_by_answer(source, tokens, stored)
 
 
 def as_pooled(spec: ModelSpec, max_tokens: int | None = None) -> ModelSpec:
@@ -75,13 +102,15 @@ def bare_names(names: TensorNames, stored: Collection[str]) -> TensorNames:
     return replace(names, layer_prefix=names.layer_prefix.removeprefix(_DECODER_PREFIX), whole=whole)
 
 
-def pooling_of_gguf(fields: Fields, spec: ModelSpec) -> Pooling | None:
+def pooling_of_gguf(
+    fields: Fields, spec: ModelSpec, metadata: Mapping[str, object], stored: Mapping[str, WeightTensor]
+) -> Pooling | None:
     """None: it writes tokens. Such files say no more than this, and are read as normalised by all who read them."""
     if fields.get("pooling_type") in (None, 0):
         return None
     kind = fields.integer("pooling_type", 0, 1024)
     if kind == _GGUF_RANK:
-        raise fields.error("pooling_type", f"is {kind}: rerankers in GGUF files are not read")
+        return pooling_of_rank_file(fields, metadata, stored)
     if kind not in _GGUF_STATES:
         raise fields.error("pooling_type", f"is {kind}, which is not known")
     return Pooling(_GGUF_STATES[kind], VectorFacts(spec.hidden_size), normalises=True)

@@ -55,7 +55,7 @@ class LayerSpec:
 
     @property
     def grouped(self) -> GroupedAttention:
-        """For backends that decline models with layers of other kinds (`backends.features.uncomputed`)."""
+        """For backends that decline models with layers of other kinds (`models.features.uncomputed`)."""
         if not isinstance(self.attention, GroupedAttention):
             raise TypeError(f"this layer has a {type(self.attention).__name__}, and grouped attention is asked for")
         return self.attention

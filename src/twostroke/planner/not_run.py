@@ -4,6 +4,7 @@ format, and a reader should know which of them is arithmetic alone."""
 from __future__ import annotations
 
 from twostroke.core.formats import GPU_FLOATS
+from twostroke.models.features import uncomputed
 from twostroke.planner.deployment import Deployment
 
 GPU_WEIGHTS = (*GPU_FLOATS, "f32")
@@ -23,6 +24,8 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     reasons = [reason for reason in (model, device.not_run) if reason is not None]
     if device.vendor != "NVIDIA":
         return tuple(reasons)  # where it does not run at all, formats are no matter
+    if (lacking := uncomputed(deployment.dimensions.spec, "cuda")) is not None:
+        reasons.append(f"on a GPU this engine does not run this model: its cuda backend says that {lacking}")
     kept, kv = deployment.formats.weights, deployment.formats.kv
     is_16_bits, has_experts = kept in GPU_WEIGHTS, deployment.dimensions.spec.moe is not None
     if deployment.own_shape is not None:

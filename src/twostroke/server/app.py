@@ -26,6 +26,7 @@ from twostroke.server import (
     responses,
     routes,
     scaling,
+    stand_in,
     tokenizer_info,
     watching,
 )
@@ -51,7 +52,19 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(Exception, errors.on_bug)
     apis = (chat, completions, responses, anthropic_messages, ollama_answers, ollama_models)
     vectors = (embeddings, rerank, ollama_embeddings)
-    for module in (*apis, *vectors, routes, loads, scaling, explaining, tokenizer_info, page, watching, planning):
+    for module in (
+        *apis,
+        *vectors,
+        routes,
+        loads,
+        scaling,
+        explaining,
+        tokenizer_info,
+        page,
+        watching,
+        planning,
+        stand_in,
+    ):
         app.include_router(module.router)
     service.warm_up = app.openapi  # it keeps what it made
     # Behind the guard: who is not let in leaves no trace.

@@ -11,6 +11,7 @@ from hashlib import sha256
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from twostroke.cluster.role import STAND_IN
 from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE
 from twostroke.server.errors import REQUEST_ID_SCOPE, ApiError, error_response
 from twostroke.server.heads import REQUEST_ID_HEADER, HeadCheck, as_routed, request_id
@@ -18,9 +19,10 @@ from twostroke.server.metrics import Metrics
 from twostroke.server.pulse import Pulse
 from twostroke.server.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", f"{STAND_IN}/health"})
 """Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
-LOOK_PATHS = frozenset({"/v1/models", "/v1/loads", "/version", "/metrics"})
+_LOOKED_AT = ("/v1/models", "/v1/loads", "/version", "/metrics")
+LOOK_PATHS = frozenset({*_LOOKED_AT, *(f"{STAND_IN}{path}" for path in _LOOKED_AT)})
 """What a router may look at with the key that it was given."""
 PAGE_PATHS = "/page/"
 DISCARD_BYTES = 256 * 2**20

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from twostroke.cluster import tickets
+from twostroke.cluster.role import Role
 from twostroke.core.errors import BadRequestError
 from twostroke.core.handoff import Handoff
 from twostroke.server.errors import bad_request
@@ -71,8 +72,13 @@ class Handoffs:
             handoff = tickets.opened(self._key, params, prompts[0], self._peers)
         except BadRequestError as error:
             raise bad_request(str(error), tickets.FIELD) from None
-        self._use(handoff)
+        if not handoff.unread:
+            self._use(handoff)
         return HandoffWish(handoff=handoff)
+
+    def stand_in(self) -> dict[str, Any] | None:
+        """What goes on to whoever writes, where nobody is there to read; None: this server stands in for no one."""
+        return tickets.unread_params(self._key) if self.role == Role.DECODE else None
 
     def _use(self, handoff: Handoff) -> None:
         now_s = time.monotonic()

@@ -88,12 +88,17 @@ class PromptEncoder:
         return ids
 
     async def texts(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, room: Room | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        room: Room | None = None,
     ) -> list[Sequence[int]]:
         """All texts of one request, together."""
         if room is not None:
             await self.beside(lambda: self._refuse_too_long(texts, room, is_framed=add_special_tokens))
-        return await self._encode(texts, room, is_framed=add_special_tokens)
+        return await self._encode(texts, room, is_guarded=not parse_special, is_framed=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self.beside(lambda: self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))

@@ -9,16 +9,18 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.core.errors import BadRequestError
 from twostroke.core.vectors import VectorFacts, cosine, score_of, vector_of
 from twostroke.server import vectors as v
 from twostroke.server.bodies import CheckedRoute
+from twostroke.server.errors import bad_request
 from twostroke.server.openapi import ERRORS
 from twostroke.server.phases import server_timing
 from twostroke.server.replies import encode
 from twostroke.server.sampling import check_vectors
 from twostroke.server.schemas import RerankBody
 from twostroke.server.service import Service, service_of
-from twostroke.text.framing import framed_pair
+from twostroke.text.framing import framed_pair, framed_texts
 
 router = APIRouter(responses=ERRORS, route_class=CheckedRoute)
 
@@ -32,12 +34,16 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     service.check_model(body.model)
     facts = service.facts()
     own = check_vectors(facts)
+    try:
+        own.check_instruction(body.instruction)
+    except BadRequestError as error:
+        raise bad_request(str(error), "instruction") from None
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     v.check_count(len(documents), "documents")
     limit = v.limit_of(body.truncate_prompt_tokens, facts)
     async with service.admission.place(request, len(documents)) as place:
-        prepare = _pairs if own.scores else _texts
-        ids, seconds = await prepare(service, own, body.query, documents, limit, body.max_tokens_per_doc or None)
+        prepare = _texts if not own.scores else _pairs if own.frame is None else _questions
+        ids, seconds = await prepare(service, own, body, documents, limit)
         call = v.open_call(place, service, request, body, ids, "documents", seconds)
     found = await v.collect(call, len(ids))
     reply = await service.aside.run(lambda: encode(_reply(found, own, body, documents, service.settings.model_name)))
@@ -57,10 +63,10 @@ async def rerank_as_others(body: RerankBody, request: Request) -> Response:
 
 
 async def _pairs(
-    service: Service, own: VectorFacts, query: str, documents: list[str], limit: int | None, most: int | None
+    service: Service, own: VectorFacts, body: RerankBody, documents: list[str], limit: int | None
 ) -> Prepared:
-    encoder, facts = service.encoder(), service.facts()
-    texts = v.prompted(own, [query, *documents], None)
+    encoder, most = service.encoder(), body.max_tokens_per_doc or None
+    texts = v.prompted(own, [body.query, *documents], None)
     first, *others = await encoder.texts(texts, add_special_tokens=False)
 
     def join() -> Prepared:
@@ -68,17 +74,32 @@ async def _pairs(
         return [ids for ids, _ in pairs], [second for _, second in pairs]
 
     ids, seconds = await encoder.beside(join)
-    v.check_pairs(ids, facts, "documents")
+    v.check_pairs(ids, service.facts(), "documents")
     return ids, seconds
 
 
+async def _questions(
+    service: Service, own: VectorFacts, body: RerankBody, documents: list[str], limit: int | None
+) -> Prepared:
+    """Of a language model that says how well they fit."""
+    assert own.frame is not None
+    encoder, most, frame = service.encoder(), body.max_tokens_per_doc or None, own.frame
+    head, tail = await encoder.texts([frame.head, frame.tail], add_special_tokens=False)
+    opening = frame.opening(body.query, body.instruction)
+    texts = [opening, *(opening + document for document in documents)]
+    first, *others = await encoder.texts(texts, add_special_tokens=False, parse_special=False)
+    ids = await encoder.beside(lambda: [framed_texts(head, len(first), one, tail, limit, most) for one in others])
+    v.check_pairs(ids, service.facts(), "documents")
+    return ids, [None] * len(ids)
+
+
 async def _texts(
-    service: Service, own: VectorFacts, query: str, documents: list[str], limit: int | None, most: int | None
+    service: Service, own: VectorFacts, body: RerankBody, documents: list[str], limit: int | None
 ) -> Prepared:
     """The query first."""
-    first = v.prompted(own, [query], own.query_prompt)
+    first = v.prompted(own, [body.query], own.query_prompt)
     others = v.prompted(own, documents, own.document_prompt)
-    shorter = min((size for size in (limit, most) if size is not None), default=None)
+    shorter = min((size for size in (limit, body.max_tokens_per_doc or None) if size is not None), default=None)
     ids = await v.text_ids(service, first, limit, "query")
     ids += await v.text_ids(service, others, shorter, "documents")
     return ids, [None] * len(ids)

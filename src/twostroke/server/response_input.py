@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from twostroke.server.custom_tools import called_with
 from twostroke.server.errors import ApiError, bad_request
-from twostroke.server.response_store import ResponseStore, StoredItem, Turn
+from twostroke.server.response_store import ResponseStore, StoredItem, StoredResponse, Turn
 from twostroke.server.schemas import ContentPart, InputItem, ResponsesBody
 from twostroke.server.settings import Limits
 
@@ -35,11 +35,14 @@ class ResponseInput:
         return Turn.of([_listed(item) for item in self.items], answered)
 
 
-def read_input(body: ResponsesBody, limits: Limits, store: ResponseStore, key: int) -> ResponseInput:
+def read_input(
+    body: ResponsesBody, limits: Limits, store: ResponseStore, key: int, previous: StoredResponse | None = None
+) -> ResponseInput:
+    """`previous`: what it goes on from, where that is known."""
     turns: tuple[Turn, ...] = ()
     earlier: list[StoredItem] = []
     if body.previous_response_id is not None:
-        previous = store.find(key, body.previous_response_id)
+        previous = previous or store.find(key, body.previous_response_id)
         if previous is None:
             raise response_not_found(body.previous_response_id, "previous_response_id")
         turns, earlier = previous.turns, previous.conversation()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from typing import Any
-from uuid import uuid4
 
 from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.core.sampling_params import SamplingParams
@@ -56,7 +55,7 @@ class ResponseWriter:
         self._body = body
         self._sampling = sampling
         self._model = service.settings.model_name
-        self.id = f"resp_{uuid4().hex}"
+        self.id = service.new_response_id()
         self._created = int(time.time())
         self._num_events = 0
         self.handed_on: HandedOn | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
@@ -13,6 +14,7 @@ from twostroke.server.admission import KEY_SCOPE
 from twostroke.server.bodies import CheckedRoute
 from twostroke.server.chat import template_options
 from twostroke.server.conversation import prepare
+from twostroke.server.elsewhere import SentTurns
 from twostroke.server.errors import bad_request, refuse_given
 from twostroke.server.explaining import follow
 from twostroke.server.handoffs import read_only
@@ -59,7 +61,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     level = service.level_of(request, body.service_level, body.service_tier)
     sampling = responses_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
-    asked_for = await _read_input(service, body, request.scope.get(KEY_SCOPE, -1))
+    asked_for = await _read_input(service, body, request)
     options, grammar = template_options(body.chat_template_kwargs), _grammar(text_format(body))
     async with service.admission.place(request) as place:
         limit = "max_output_tokens"
@@ -79,9 +81,13 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     return await respond(call, writer, is_streamed=bool(body.stream), aside=aside)
 
 
-async def _read_input(service: Service, body: ResponsesBody, key: int) -> ResponseInput:
+async def _read_input(service: Service, body: ResponsesBody, request: Request) -> ResponseInput:
+    key, previous = request.scope.get(KEY_SCOPE, -1), None
+    if body.previous_response_id is not None:
+        previous = await _found(request, body.previous_response_id, "previous_response_id")
+
     def read() -> ResponseInput:
-        return read_input(body, service.settings.limits, service.responses, key)
+        return read_input(body, service.settings.limits, service.responses, key, previous)
 
     items = [] if isinstance(body.input, str) else body.input
     if body.previous_response_id is None and not any(item.type == "item_reference" for item in items):
@@ -128,12 +134,16 @@ async def show_response(
 ) -> Response:
     if stream:
         raise bad_request("stream is not supported here: a response is kept once it is whole", "stream")
-    return Response(_found(request, response_id).reply, media_type="application/json")
+    return Response((await _found(request, response_id)).reply, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}", responses=ERRORS)
 async def delete_response(response_id: str, request: Request) -> Response:
-    if not service_of(request).responses.delete(request.scope.get(KEY_SCOPE, -1), response_id):
+    service = service_of(request)
+    is_deleted = service.responses.delete(request.scope.get(KEY_SCOPE, -1), response_id)
+    if not is_deleted and service.elsewhere is not None:
+        is_deleted = await service.elsewhere.delete(response_id, request.headers)
+    if not is_deleted:
         raise response_not_found(response_id)
     return Response(
         replies.encode({"id": response_id, "object": "response", "deleted": True}), media_type="application/json"
@@ -149,7 +159,7 @@ async def list_input_items(
     after: str | None = None,
 ) -> Response:
     """What a response was made from: its conversation before it, and its own input."""
-    items = _found(request, response_id).input_items()
+    items = (await _found(request, response_id)).input_items()
     if order == "desc":
         items.reverse()
     if after is not None:
@@ -164,8 +174,21 @@ async def list_input_items(
     return Response(replies.encode(reply), media_type="application/json")
 
 
-def _found(request: Request, response_id: str) -> StoredResponse:
+@router.get("/v1/responses/{response_id}/turns", include_in_schema=False)
+async def send_turns(response_id: str, request: Request) -> Response:
+    """For another server of the fleet: all that was asked and answered up to here. Looks no further than this one."""
     found = service_of(request).responses.find(request.scope.get(KEY_SCOPE, -1), response_id)
     if found is None:
         raise response_not_found(response_id)
+    return Response(msgspec.json.encode(SentTurns.of(found)), media_type="application/json")
+
+
+async def _found(request: Request, response_id: str, param: str | None = None) -> StoredResponse:
+    """Wherever it was written."""
+    service = service_of(request)
+    found = service.responses.find(request.scope.get(KEY_SCOPE, -1), response_id)
+    if found is None and service.elsewhere is not None:
+        found = await service.elsewhere.find(response_id, request.headers)
+    if found is None:
+        raise response_not_found(response_id, param)
     return found

@@ -20,6 +20,7 @@ from twostroke.engine.build import read_tokenizer
 from twostroke.server.app import create_app
 from twostroke.server.client import EngineClient
 from twostroke.server.connections import connection_class
+from twostroke.server.elsewhere import Elsewhere
 from twostroke.server.errors import server_stopped, server_stopping
 from twostroke.server.heads import MAX_HEADER_BYTES
 from twostroke.server.joining import registration_of, with_look_key
@@ -157,6 +158,8 @@ async def _serve(
     promised = engine.config.promised()
     levels = LevelChoice(promised, promised.keys, settings.api_keys, settings.key_names)
     service = Service(settings, client, metrics, tracing, levels)
+    if registration is not None:
+        service.elsewhere = Elsewhere(registration.router, registration.url, 2 * settings.limits.max_body_bytes)
     if recorder is not None:
         service.hub.record(recorder)
     config = uvicorn.Config(

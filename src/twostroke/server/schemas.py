@@ -276,3 +276,4 @@ class RerankBody(VectorBody):
     max_tokens_per_doc: int | None = Field(
         None, ge=0, le=MAX_COUNT, description="Documents are cut to this many; 0: not."
     )
+    instruction: Text | None = Field(None, description="What a language model that ranks is to judge.")

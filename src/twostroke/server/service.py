@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from starlette.requests import Request
 
@@ -14,6 +15,7 @@ from twostroke.core.service_level import ServiceLevels
 from twostroke.server.admission import KEY_SCOPE, Admission
 from twostroke.server.aside import Aside
 from twostroke.server.client import EngineClient
+from twostroke.server.elsewhere import Elsewhere
 from twostroke.server.errors import ApiError, bad_request, engine_unavailable
 from twostroke.server.handoffs import Handoffs
 from twostroke.server.kept import KeptRequests
@@ -74,7 +76,12 @@ class Service:
         self.plans = Plans(settings.model_name, client.model)
         page = settings.page_mode
         client.hub = self.hub = WatchHub(settings.model_name, "view" if page == "off" else page, metrics, client)
+        self.elsewhere: Elsewhere | None = None
+        """Responses that others of a fleet keep; None: it has no router that knows them."""
         self.responses = ResponseStore(settings.limits.max_stored_responses, settings.limits.max_stored_bytes)
+
+    def new_response_id(self) -> str:
+        return f"resp_{uuid4().hex}" if self.elsewhere is None else self.elsewhere.new_id()
 
     def read_answers_of(self, tokenizer: Tokenizer) -> None:
         """Once the tokenizer is there: how this model's answers are to be read."""

@@ -20,6 +20,8 @@ TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {
 """They look tokens up, and need no file; they are asked in this order."""
 MODEL_DRAFTERS: tuple[str, ...] = ("draft", "eagle3", "medusa")
 """They compute, from a file that is named behind a colon."""
+OWN_DRAFTERS: tuple[str, ...] = ("mtp",)
+"""They compute, from what the model's own files hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,13 @@ class Method:
     name: str
     source: str | None = None
     """Where its file lies, as the user gave it."""
+
+    def __str__(self) -> str:
+        return self.name if self.source is None else f"{self.name}:{self.source}"
+
+    @property
+    def computes(self) -> bool:
+        return self.source is not None or self.name in OWN_DRAFTERS
 
 
 def methods_of(asked: str) -> tuple[Method, ...]:
@@ -38,7 +47,7 @@ def methods_of(asked: str) -> tuple[Method, ...]:
     found = []
     for part in asked.split(","):
         name, _, source = part.strip().partition(":")
-        if name in TEXT_DRAFTERS and not source:
+        if name in (*TEXT_DRAFTERS, *OWN_DRAFTERS) and not source:
             found.append(Method(name))
         elif name in MODEL_DRAFTERS and source:
             found.append(Method(name, source))
@@ -49,11 +58,11 @@ def methods_of(asked: str) -> tuple[Method, ...]:
     return tuple(found)
 
 
-def methods_with_files(asked: str) -> list[tuple[str, str]]:
-    """Of what `--speculate` says, those that compute: each by name, with where its file lies."""
-    return [(method.name, method.source) for method in methods_of(asked) if method.source is not None]
+def computing_methods(asked: str) -> list[Method]:
+    """Of what `--speculate` says, those that compute."""
+    return [method for method in methods_of(asked) if method.computes]
 
 
 def known_methods() -> str:
-    named = [*TEXT_DRAFTERS, *(f"{name}:FOLDER" for name in MODEL_DRAFTERS)]
+    named = [*TEXT_DRAFTERS, *OWN_DRAFTERS, *(f"{name}:FOLDER" for name in MODEL_DRAFTERS)]
     return f"{AUTO}, {OFF}, or {', '.join(named)} (several with commas)"

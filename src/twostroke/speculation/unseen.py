@@ -14,14 +14,24 @@ from twostroke.speculation.turn import Turn
 
 logger = logging.getLogger("twostroke.speculation")
 NO_TOKEN = -1
+ANY_NUMBER = 1 << 30
 
 
 class UnseenDrafts:
     """Of one drafter on a device. Told of rows as drafters are; lives on the thread that launches steps."""
 
-    def __init__(self, name: str, source: str, seconds: Callable[[int, int], float]) -> None:
-        """`seconds`: what drafts take, by the number of streams and of drafts each; 0: nobody knows."""
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        seconds: Callable[[int, int], float],
+        most: int = ANY_NUMBER,
+        max_context: int = ANY_NUMBER,
+    ) -> None:
+        """`seconds`: what drafts take, by the number of streams and of drafts each; 0: nobody knows. `most`: drafts of
+        a stream; `max_context`: of longer streams none."""
         self.name, self._source, self.seconds = name, source, seconds
+        self._most, self._max_context = most, max_context
         self._turn = Turn(self)
         self._streams: set[int] = set()
         self._trust = Trust()
@@ -51,9 +61,9 @@ class UnseenDrafts:
         """Of these slots, how many drafts to make and to verify: one of `numbers`, which grow, or the slot's own limit
         below that. `num_slots`: of the whole step."""
         asks = [
-            Ask(slot.seq_id, min(slot.drafts.most, numbers[-1]))
+            Ask(slot.seq_id, min(slot.drafts.most, numbers[-1], self._most))
             for slot in slots
-            if slot.drafts is not None and slot.seq_id in self._streams
+            if slot.drafts is not None and slot.seq_id in self._streams and slot.position < self._max_context
         ]
         asks = self._turn.worthwhile(asks, [()] * len(asks), num_slots, costs)
         if not asks:
@@ -62,7 +72,7 @@ class UnseenDrafts:
         best = max(ask.most for ask in asks)
         room = next(number for number in numbers if number >= best)
         wanted = {slot.seq_id: slot.drafts.most for slot in slots if slot.drafts is not None}
-        return {ask.seq_id: min(room, wanted[ask.seq_id]) for ask in asks}
+        return {ask.seq_id: min(room, self._most, wanted[ask.seq_id]) for ask in asks}
 
     def learn(self, seq_id: int, num_drafts: int, came: Sequence[int]) -> None:
         """This many drafts were verified, and these tokens came: those that held, and one behind them."""

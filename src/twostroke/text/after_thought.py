@@ -103,8 +103,7 @@ class AfterThought:
     def num_taken(self, token_ids: Sequence[int]) -> int:
         if self._state == "grammar":
             return self._grammar.num_taken(token_ids)
-        trial = copy(self)
-        trial._grammar = self._grammar.copy()
+        trial = self.copy()
         for count, token_id in enumerate(token_ids):
             if trial._state == "grammar":
                 return count + trial._grammar.num_taken(token_ids[count:])
@@ -115,6 +114,11 @@ class AfterThought:
                 return count
             trial.advance(token_id)
         return len(token_ids)
+
+    def copy(self) -> AfterThought:
+        other = copy(self)
+        other._grammar = self._grammar.copy()
+        return other
 
     def _begin(self, token_id: int, token: bytes) -> None:
         missing = self._masks.opening_bytes[self._matched :]

@@ -23,3 +23,19 @@ def framed_pair(
     start = len(before) + len(first) + len(between)
     room = len(second) if limit is None else max(0, limit - start - len(behind))
     return (*before, *first, *between, *second[:room], *behind), start
+
+
+def framed_texts(
+    head: Sequence[int],
+    num_opening: int,
+    texts: Sequence[int],
+    tail: Sequence[int],
+    limit: int | None = None,
+    most: int | None = None,
+) -> tuple[int, ...]:
+    """A query and a document that were tokenized as one text, between what a language model reads around them. The
+    document is what lies behind `num_opening` tokens. `most`: of its tokens."""
+    room = len(texts) if most is None else num_opening + most
+    if limit is not None:
+        room = min(room, max(0, limit - len(head) - len(tail)))
+    return (*head, *texts[:room], *tail)

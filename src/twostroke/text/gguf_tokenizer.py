@@ -1,5 +1,5 @@
 """A Tokenizer from the metadata of a GGUF file: "gpt2" is byte-level BPE, "llama" is SentencePiece BPE with scores,
-"gemma4" the same with merges.
+"gemma4" the same with merges, "bert" is WordPiece.
 A model or a pre-tokenizer that is not known is refused, because guessing would give wrong tokens without a word."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from twostroke.core.errors import ModelError
 from twostroke.text import harmony
 from twostroke.text.backend_errors import backend_errors_as
 from twostroke.text.gguf_fields import TokenizerFields, TokenType
+from twostroke.text.gguf_wordpiece import read_wordpiece
 from twostroke.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from twostroke.text.token_bytes import SPACE_MARK, Spelling, byte_token_value
 from twostroke.text.tokenizer import Tokenizer
@@ -28,13 +29,15 @@ _ADDED_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_D
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
-    if model not in ("gpt2", "llama", "gemma4"):
-        known = "gpt2 (byte-level BPE), llama and gemma4 (SentencePiece BPE)"
+    if model not in ("gpt2", "llama", "gemma4", "bert"):
+        known = "gpt2 (byte-level BPE), llama and gemma4 (SentencePiece BPE), bert (WordPiece)"
         raise ModelError(f"tokenizer.ggml.model is {model!r:.60}, which is not known here; the known ones are: {known}")
     fields = TokenizerFields(metadata)
     _require_distinct(fields.tokens)
     types = _token_types(fields, metadata)
     with backend_errors_as("the tokenizer fields of the file do not make a tokenizer"):
+        if model == "bert":
+            return read_wordpiece(fields, types)
         return _byte_level(fields, types) if model == "gpt2" else _sentencepiece(fields, types, metadata)
 
 

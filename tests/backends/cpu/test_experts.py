@@ -27,6 +27,7 @@ MANY = 200
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, MANY)]
 PIECES = [[MANY], [5, 16, 1, 23, 8], [150, 11], [1]]
 VARIANTS = ["qwen3_moe", "qwen3_moe_unnormalised", "qwen3_moe_mixed", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe"]
+VARIANTS += ["minimax_m2"]
 
 
 @pytest.fixture
@@ -85,8 +86,8 @@ def test_quantised_as_stored(kind: WeightKind, tmp_path: Path) -> None:
     assert all(np.array_equal(other, whole) for other in others)
 
 
-@pytest.mark.parametrize("variant", ["qwen2_moe", "glm4_moe"])
-def test_beside_an_expert_that_all_meet_in_8_bits(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["qwen2_moe", "glm4_moe", "minimax_m2"])
+def test_float_weights_in_8_bits(variant: str, tmp_path: Path) -> None:
     """Weights and activations, both: the reference has neither."""
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
     (expected,) = logits(REFERENCE, checkpoint, TOKENS[:60], [[60]])

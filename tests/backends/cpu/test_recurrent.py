@@ -4,6 +4,7 @@ sequence may be cut, and with drafts of which some hold."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from twostroke.core.step import DecodeSlot, PrefillChunk, Step
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
-VARIANTS = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite_hybrid", "granite_hybrid_dense")
+VARIANTS = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite_hybrid", "granite_hybrid_dense", "nemotron_h")
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -98,6 +99,35 @@ def test_sequences_beside_each_other_keep_their_own_states(hybrid: Checkpoint) -
         assert np.array_equal(together[0], alone[0][31]) and np.array_equal(together[1:], alone[1][:30])
         second.position = 30
         assert np.array_equal(second.decode()[0], alone[1][30])
+    finally:
+        backend.close()
+
+
+ENDS = (
+    ["linear_attention", "full_attention", "mlp"],
+    ["full_attention", "linear_attention", "moe"],
+    ["mlp", "full_attention"],
+)
+"""Of layers of one block each: where the other rows are left out."""
+
+
+@pytest.mark.parametrize("kinds", ENDS)
+def test_a_row_whose_logits_are_wanted_alone_has_the_same_bits(kinds: list[str], tmp_path: Path) -> None:
+    """Behind the last layer that mixes rows, or within it, the others are left out."""
+    folder, _ = make_tiny("nemotron_h", tmp_path, layers_block_type=kinds)
+    checkpoint = load_checkpoint(folder)
+    backend = FACTORY.create(checkpoint, layout_for(checkpoint.spec, len(TOKENS), 16), SETTINGS)
+    try:
+        driver = Driver(backend, TOKENS)
+        whole = driver.prefill(len(TOKENS))
+        driver.leave()
+        for first in (47, 0):
+            driver = Driver(backend, TOKENS)
+            if first:
+                driver.prefill(first)
+            step = Step(1, prefills=(PrefillChunk(0, first, tuple(TOKENS[first:]), samples=True),))
+            assert np.array_equal(backend.forward(Batch.from_step(step, backend.rows)), whole[-1:])
+            driver.leave()
     finally:
         backend.close()
 

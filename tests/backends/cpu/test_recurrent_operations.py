@@ -89,9 +89,10 @@ def silu(values: Array) -> Array:
     return values / (1 + np.exp(-values))
 
 
+@pytest.mark.parametrize("width", [48, 128], ids=["a vector at a time", "several"])
 @pytest.mark.parametrize("is_gated", [True, False])
-def test_convolutions_change_the_states_of_their_sequences(isa_name: str, is_gated: bool) -> None:
-    width, stride, part = 48, 160, 16
+def test_convolutions_change_the_states_of_their_sequences(isa_name: str, is_gated: bool, width: int) -> None:
+    stride, part = 3 * width + 16, 16
     values, weight, bias = floats(NUM_ROWS, stride, seed=1), floats(TAPS, width, seed=2), floats(width, seed=3)
     states = floats(SLOTS, part + (TAPS - 1) * width, seed=4)
     aside, output, before = float_zeros(8, states.shape[1]), float_zeros(NUM_ROWS, width), states.copy()

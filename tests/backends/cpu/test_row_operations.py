@@ -17,6 +17,7 @@ from twostroke.backends.cpu.arguments import (
     ROWS_APART_BYTES,
     START_MIDDLE,
     ActivationField,
+    ColumnsField,
     HighestField,
     NormField,
     RopeField,
@@ -96,9 +97,40 @@ def test_rows_whose_logits_are_wanted_as_they_are(isa_name: str) -> None:
 
 def test_norm_add(isa_name: str) -> None:
     inputs, weight, target = random_rows(), random_rows()[0].copy(), random_rows(scale=1.0)
-    expected = target + normed(inputs, weight)
-    execute(isa_name, "norm_add", norm_fields(inputs, weight) | {NormField.ADD_TO: address_of(target)})
+    expected = (target + normed(inputs, weight)) * 0.75
+    more = {NormField.ADD_TO: address_of(target), NormField.FACTOR: float_bits(0.75)}
+    execute(isa_name, "norm_add", norm_fields(inputs, weight) | more)
     assert np.abs(target - expected).max() < 3e-6
+
+
+@pytest.mark.parametrize(("in_place", "adds"), [(True, False), (False, False), (False, True)])
+def test_norm_of_columns(isa_name: str, in_place: bool, adds: bool) -> None:
+    """Three parts of the middle of each row; what lies before and behind them stays."""
+    first, width, count = 16, 16, 3
+    inputs, weight = random_rows(), random_rows()[0, :width].copy()
+    before, output = inputs.copy(), inputs if in_place else float_zeros(ROWS, 2 * WIDTH)
+    output[:] = output if in_place else np.random.default_rng(5).standard_normal(output.shape)
+    held = output.copy()
+    fields: dict[IntEnum, int] = {
+        ColumnsField.INPUT: address_of(inputs) + 4 * first,
+        ColumnsField.STRIDE: WIDTH,
+        ColumnsField.WIDTH: width,
+        ColumnsField.COUNT: count,
+        ColumnsField.WEIGHT: address_of(weight),
+        ColumnsField.EPSILON: float_bits(EPSILON),
+        ColumnsField.ROWS: StepField.NUM_TOKENS,
+        ColumnsField.OUTPUT: address_of(output) + 4 * first,
+        ColumnsField.OUTPUT_STRIDE: output.shape[1],
+        ColumnsField.ACCUMULATE: int(adds),
+    }
+    execute(isa_name, "norm_columns", fields)
+    columns = slice(first, first + count * width)
+    parts = before[:, columns].reshape(ROWS, count, width)
+    expected = normed(parts, weight) + adds * held[:, columns].reshape(parts.shape)
+    assert np.abs(output[:, columns].reshape(parts.shape) - expected).max() < 3e-6
+    around = np.delete(np.arange(output.shape[1]), columns)
+    assert np.array_equal(output[:, around], held[:, around])
+    assert in_place or np.array_equal(inputs, before)
 
 
 @pytest.mark.parametrize("width", [96, 83, 5])
@@ -165,7 +197,8 @@ def test_gated_activation(isa_name: str) -> None:
     fields: dict[IntEnum, int] = {
         ActivationField.INPUT: address_of(inputs),
         ActivationField.STRIDE: 2 * WIDTH,
-        ActivationField.UP_OFFSET: WIDTH,
+        ActivationField.UP: address_of(inputs) + 4 * WIDTH,
+        ActivationField.UP_STRIDE: 2 * WIDTH,
         ActivationField.WIDTH: WIDTH,
         ActivationField.ROWS: StepField.NUM_TOKENS,
     }

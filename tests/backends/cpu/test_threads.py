@@ -27,6 +27,7 @@ from twostroke.backends.cpu.arguments import (
     StepField,
     TimeField,
     Wait,
+    float_bits,
 )
 from twostroke.backends.cpu.memory import address_of, float_zeros
 from twostroke.backends.cpu.tape import Tape
@@ -56,6 +57,7 @@ class Chain:
             NormField.WEIGHT: address_of(self.weight),
             NormField.ROWS: StepField.NUM_TOKENS,
             NormField.ADD_TO: address_of(self.values),
+            NormField.FACTOR: float_bits(1.0),
         }
         for _ in range(length):
             self.tape.add("norm_add", fields, wait=wait)

@@ -42,7 +42,9 @@ class Sizes:
 
     def layout(self, checkpoint: Checkpoint) -> KVLayout:
         found = checkpoint.spec.kv_groups()
-        groups = tuple(KVGroup(group.layers, group.window, self.num_blocks) for group in found)
+        groups = tuple(
+            KVGroup(group.layers, group.window, self.num_blocks, group.content, group.values) for group in found
+        )
         return KVLayout(self.block_size, groups)
 
     def engine(self, checkpoint: Checkpoint, backend: Backend, grammars: Grammars | None = None) -> Engine:
@@ -88,7 +90,7 @@ class Sizes:
 
 @dataclass
 class Answers:
-    """What the requests got, each by its id."""
+    """What the requests got, each by its id; of several answers to one, each by `name_of`."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
@@ -97,13 +99,17 @@ class Answers:
     """Finish reason and error."""
 
     def take(self, event: TokenEvent) -> None:
-        name = event.request_id
+        name = name_of(event.request_id, event.sample_index)
         assert name not in self.ends, "an event after the last"
         self.tokens.setdefault(name, []).extend(event.token_ids)
         self.logprobs.setdefault(name, []).extend(event.logprobs)
         self.prompt_logprobs.setdefault(name, []).extend(event.prompt_logprobs)
         if event.finish_reason is not None:
             self.ends[name] = (event.finish_reason.value, event.error)
+
+
+def name_of(request_id: str, sample_index: int) -> str:
+    return f"{request_id} #{sample_index}" if sample_index else request_id
 
 
 def play(engine: Engine, requests: Sequence[Request], aborts: Mapping[int, str] | None = None) -> Answers:
@@ -123,7 +129,8 @@ def play(engine: Engine, requests: Sequence[Request], aborts: Mapping[int, str] 
         engine.scheduler.check()
         if not (engine.busy or waiting or aborts):
             break
-    assert set(answers.ends) == {request.request_id for request in requests}
+    samples = [(asked.request_id, index) for asked in requests for index in range(asked.sampling.n)]
+    assert set(answers.ends) == {name_of(*sample) for sample in samples}
     counts = engine.scheduler.counts()
     assert (counts.waiting, counts.running_prefill, counts.running_decode, counts.steps_in_flight) == (0, 0, 0, 0)
     assert all(group.used == 0 for group in counts.blocks)

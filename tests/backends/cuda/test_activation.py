@@ -3,7 +3,7 @@ import torch
 from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
 from transformers.activations import ACT2FN
 
-from twostroke.backends.cuda.kernels.activation import gated
+from twostroke.backends.cuda.kernels.activation import gate_by_sigmoid, gated
 
 TRANSFORMERS_NAME = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
@@ -25,6 +25,15 @@ def test_large_gates_overflow_nothing(device, kind):
     out = poisoned(1, 4, dtype=torch.float32, device=device)
     gated(gate_up, out, kind=kind)
     torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 30.0, 300.0]], device=device))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_pass_a_gate_of_their_own(device, dtype):
+    rows = random(3, 1100, dtype=dtype, device=device)
+    gates = random(3, 1200, dtype=dtype, device=device, seed=1)[:, 100:] * 4
+    expected = rows.float() * gates.float().sigmoid()
+    gate_by_sigmoid(rows, gates)
+    assert_close(rows, expected)
 
 
 def test_no_tokens(device):

@@ -92,12 +92,14 @@ def test_decodes_of_any_number_are_cut_by_what_start_up_launched(launched: set[t
         ("llama", 2, {"num_hidden_layers": 3}),
         pytest.param("gemma2", 0, {}, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", 8, {"num_experts": 4, "num_experts_per_tok": 2}, marks=pytest.mark.slow),
+        pytest.param("lfm2", 0, {"layer_types": ["conv", "full_attention"]}, marks=pytest.mark.slow),
+        pytest.param("qwen3_5", 0, {"layer_types": ["linear_attention", "full_attention"]}, marks=pytest.mark.slow),
     ],
 )
 def test_steps_launch_nothing_that_start_up_did_not(
     variant: str,
     few_rows: int,
-    changes: dict[str, int],
+    changes: dict[str, Any],
     tmp_path: Path,
     rehearsed: set[tuple[Any, ...]],
     launched: set[tuple[Any, ...]],

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.backends.cuda.engines import Answers, Sizes, mixed_requests, play, request, with_sampling
+from tests.backends.cuda.engines import Answers, Sizes, mixed_requests, name_of, play, request, with_sampling
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
 from tests.speculation.oracle import Oracle
 
@@ -125,7 +125,7 @@ class Told(Drafting):
         self._rng = np.random.default_rng(7)
 
     def drafts(self, stream: Stream, most: int) -> Drafts | None:
-        answer = self._answers.tokens[stream.request.request_id]
+        answer = self._answers.tokens[name_of(stream.request.request_id, stream.sample_index)]
         known = len(stream.tokens) - stream.prompt_len
         guesses = np.array(answer[known : known + 15] or [9])
         wrong = self._rng.random(len(guesses)) < self._rng.choice([0.0, 0.2, 0.6])

@@ -19,7 +19,7 @@ from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.sampling_state import NUM_OUTPUT, PROMPT_LEN
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.model import TokenArrays
+from twostroke.backends.cuda.model import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.weights import Weights
@@ -60,7 +60,8 @@ class Pair:
         positions = np.concatenate([start + np.arange(len(tokens)) for _, start, tokens, _ in pieces])
         taps = torch.from_numpy(np.concatenate([taps for *_, taps in pieces])).to(self.device)
         arrays = (torch.from_numpy(array.astype(np.int32)).to(self.device) for array in (ids, rows, positions))
-        self.drafter.follow(TokenArrays(*arrays), taps)
+        tokens = TokenArrays(*arrays)
+        self.drafter.follow(Pass(tokens, Decodes(len(tokens)), None), taps)
 
     def settle(self, row: int, tokens: np.ndarray) -> None:
         """The row knows all of these."""

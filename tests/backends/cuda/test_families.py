@@ -27,6 +27,8 @@ SMALL: dict[str, dict[str, Any]] = {
 LONGER = (
     *("gpt_oss", "qwen2_moe", "qwen3_moe_mixed", "glm4_moe", "ministral3"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4"),
+    *("lfm2_moe", "qwen3_next", "qwen3_next_mixed", "qwen3_5_moe", "granite_hybrid", "granite_hybrid_dense"),
+    *("smollm3", "lfm2", "qwen3_5"),
 )
 
 

@@ -52,7 +52,7 @@ WIDE, NARROW, LOW = FlashOptions(128, 192), FlashOptions(128, 64), FlashOptions(
         pytest.param(WIDE, AttentionShape(6, 2, 128, 128, FP16), None, None, marks=pytest.mark.slow),
         pytest.param(LOW, AttentionShape(2, 2, 64, 64, BF16), None, None, marks=pytest.mark.slow),
         pytest.param(NARROW, AttentionShape(2, 1, 256, 64, BF16), None, None, marks=pytest.mark.slow),
-        (NARROW, AttentionShape(4, 2, 256, 64, BF16), 300, None),
+        pytest.param(NARROW, AttentionShape(4, 2, 256, 64, BF16), 300, None, marks=pytest.mark.slow),
         (NARROW, AttentionShape(1, 1, 256, 128, FP16), 100, 4.0),
         pytest.param(FlashOptions(128, 128), AttentionShape(8, 1, 128, 64, BF16), 1, None, marks=pytest.mark.slow),
         (LOW, AttentionShape(8, 1, 64, 64, FP16), 65, 2.0),

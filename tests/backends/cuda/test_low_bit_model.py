@@ -48,8 +48,17 @@ def brought_back(checkpoint: Checkpoint, weights: str) -> Checkpoint:
     return replace(checkpoint, tensors=tensors)
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama_bias", "gemma2"])
-@pytest.mark.parametrize("weights", ["fp8", "int4"])
+@pytest.mark.parametrize(
+    ("weights", "variant"),
+    [
+        ("fp8", "llama_bias"),
+        ("int4", "gemma2"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("fp8", "llama"), ("int4", "llama"), ("fp8", "gemma2"), ("int4", "llama_bias"))
+        ),
+    ],
+)
 def test_a_model_says_what_the_reference_says_of_its_weights(
     variant: str, weights: str, tmp_path: Path, device: str
 ) -> None:

@@ -37,8 +37,8 @@ BF16, F32 = torch.bfloat16, torch.float32
     "tile, outputs, kind, dtype, num_rows",
     [
         (PackedTile(8, 2, stages=3), 520, None, BF16, (1, 7, 8)),  # five tiles of two programs: the ring runs on
-        (PackedTile(64, 2, stages=4, splits=2, shared=True), 72, None, F32, (33, 64)),
-        (PackedTile(128, 2, 2, stages=3), 160, "silu", BF16, (65, 128)),
+        (PackedTile(64, 2, stages=4, splits=2, shared=True), 72, None, F32, (33,)),
+        pytest.param(PackedTile(128, 2, 2, stages=3), 160, "silu", BF16, (65, 128), marks=pytest.mark.slow),
         pytest.param(PackedTile(64, 4, stages=4), 200, "gelu_tanh", BF16, (33,), marks=pytest.mark.slow),
         pytest.param(PackedTile(32, 2, shared=True), 136, None, BF16, (17, 32), marks=pytest.mark.slow),
         pytest.param(PackedTile(96, 2, 2), 520, None, F32, (96,), marks=pytest.mark.slow),

@@ -31,7 +31,7 @@ def test_tokens_belong_to_decodes_first_and_then_to_the_chunks_that_sample(devic
 
 
 def test_no_token_is_an_error_of_its_sequence_alone(device):
-    result = collect(device, 5, -1, 7, logprobs={10: lambda: 1 / 0})
+    result = collect(device, 5, -1, 7, logprobs={10: lambda number: 1 / 0})
     assert result.errors == {10: NOT_FINITE}
     assert set(result.sampled) == {11, 13}
 
@@ -39,7 +39,7 @@ def test_no_token_is_an_error_of_its_sequence_alone(device):
 def test_logprobs_are_read_when_the_step_is_done(device):
     read = TokenLogprobs(5, -1.5, ((5, -1.5),))
     prompt = (TokenLogprobs(21, -2.0),)
-    result = collect(device, 5, 6, 7, logprobs={11: lambda: read}, prompt_logprobs={12: lambda: prompt})
+    result = collect(device, 5, 6, 7, logprobs={11: lambda number: read}, prompt_logprobs={12: lambda: prompt})
     assert result.sampled[11] == (SampledToken(5, read),) and result.sampled[10] == (SampledToken(6),)
     assert result.prompt_logprobs == {12: prompt} and not result.errors
 

@@ -28,6 +28,8 @@ def expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, q_nor
             norm = LlamaRMSNorm(head_dim, eps=EPS).to(qkv.device)
             norm.weight.data = weight.float()
             part.copy_(norm(part))
+    if not rope_dim:
+        return q, k, v
     cos, sin = cos_sin[positions.long()].chunk(2, dim=1)
     cos, sin = cos.repeat(1, 2)[None], sin.repeat(1, 2)[None]
     turned = apply_rotary_pos_emb(q[None, ..., :rope_dim], k[None, ..., :rope_dim], cos, sin, unsqueeze_dim=2)
@@ -83,7 +85,7 @@ def test_heads_of_every_size_and_count(device, heads, kv_heads, head_dim):
 
 
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("head_dim", "rope_dim"), [(64, 32), (80, 32), (96, 72)])
+@pytest.mark.parametrize(("head_dim", "rope_dim"), [(64, 32), (80, 32), (96, 72), (48, 0)])
 def test_dimensions_beyond_the_turned_ones_pass(device, normed, head_dim, rope_dim):
     check(device, torch.float32, 4, 2, head_dim, rope_dim, normed)
 

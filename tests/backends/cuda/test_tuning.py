@@ -122,7 +122,7 @@ def test_lines_that_say_the_same_are_one() -> None:
     ], "nothing is said of 17 to 24"
 
 
-@pytest.mark.parametrize("variant", ["spec", "moe_spec"])
+@pytest.mark.parametrize("variant", [pytest.param("spec", marks=pytest.mark.slow), "moe_spec"])
 def test_a_model_is_tuned(
     variant: str, request: pytest.FixtureRequest, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

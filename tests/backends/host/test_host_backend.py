@@ -40,7 +40,7 @@ class Successor(HostBackend):
         self.may_run.set()
 
     def forward(self, batch):
-        assert self.may_run.wait(timeout=20)
+        assert self.may_run.wait(timeout=120)
         self.batches.append(batch)
         return np.array([logits_after(batch.token_ids[row]) for row in batch.logit_rows]).reshape(-1, VOCAB)
 

@@ -24,6 +24,7 @@ from tests.models.tiny_gguf import later_latent_keys, write_gguf
 
 from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
+from twostroke.core.errors import ModelError
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
@@ -70,6 +71,13 @@ GGUF_VARIANTS = (
     "granite",
     "seed_oss",
     "ernie4_5",
+    "ernie4_5_moe",
+    "granite_moe",
+    "granite_moe_shared",
+    "olmoe",
+    "exaone4",
+    "glm4",
+    "nemotron_h",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit, groups of Granite's heads.
@@ -80,6 +88,11 @@ GGUF_CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"rope_parameters": {**SHARP_ROPE, "mscale": 1.0}},
     "gpt_oss": {"swiglu_limit": 7.0},
     "granite_hybrid": {"mamba_n_groups": 1},
+    # Files have experts or MLPs, and say nothing of the shortest step.
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention", "moe"],
+        "time_step_min": 1e-9,
+    },
 }
 
 
@@ -146,6 +159,32 @@ def test_the_same_model_as_gguf(variant: str, tmp_path: Path) -> None:
     expected = transformers_logits(model, tokens())
     assert_close(reference_logits(checkpoint, tokens(), [30, 10]), expected)
     assert checkpoint.spec.tensor_shapes() == load_checkpoint(folder).spec.tensor_shapes()
+
+
+def test_nemotron_of_mlps_as_gguf(tmp_path: Path) -> None:
+    kinds = ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]
+    _, model = make_tiny("nemotron_h", tmp_path / "folder", layers_block_type=kinds, time_step_min=1e-9)
+    checkpoint = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf"))
+    assert checkpoint.gguf_metadata is not None
+    assert checkpoint.gguf_metadata["general.architecture"] == "nemotron_h" and checkpoint.spec.moe is None
+    assert_close(reference_logits(checkpoint, tokens(), [30, 10]), transformers_logits(model, tokens()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ({"feed_forward_length": [0] * 5}, "must hold the width of an MLP, or 0, for each of 5 layers"),
+        ({"feed_forward_length": 96}, "must be a list of integers"),
+        ({"feed_forward_length": [0, 96, 96, 0, 96]}, "gives layer 2 an MLP, and it attends"),
+        ({"moe_latent_size": 32}, "moe_latent_size is 32, which is not supported"),
+        ({"ssm.group_count": 3}, "the 8 heads are not a multiple of it"),
+    ],
+)
+def test_nemotron_files_that_contradict_themselves(overrides: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    kinds = ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]
+    _, model = make_tiny("nemotron_h", tmp_path / "folder", layers_block_type=kinds)
+    with pytest.raises(ModelError, match=complaint):
+        load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf", **overrides))
 
 
 @pytest.mark.parametrize("variant", ["deepseek_v2_lite", "deepseek_v3"])

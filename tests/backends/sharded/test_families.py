@@ -35,6 +35,7 @@ NUM_TOKENS, NUM_MORE = 29, 6
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS)]
 # Widths that four ranks can share in tiles of 32: heads, and columns of an MLP.
 FEW = ("llama_tied", "llama_bias", "gemma3", "qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "deepseek_v3")
+FEW += ("gemma4_moe",)
 """Of what the CPU has, each kind of weight once: the others are slow, as their code is compiled."""
 FOR_FOUR: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 160, "num_attention_heads": 8, "num_key_value_heads": 8},
@@ -111,7 +112,8 @@ def test_norms_over_all_heads_are_refused(variant: str, folders: dict[str, Check
     ],
 )
 def test_two_ranks_on_the_cpu(variant: str, folders: dict[str, Checkpoint]) -> None:
-    assert_alike(CPU, folders[variant], (2,), KV_TOLERANCES["f16"], FormatWish(kv="f16"))
+    sharper = 3 if variant.startswith("gemma4") else 1  # its scores are not scaled: what is rounded is seen
+    assert_alike(CPU, folders[variant], (2,), sharper * KV_TOLERANCES["f16"], FormatWish(kv="f16"))
 
 
 @pytest.mark.parametrize("kind", KV_TOLERANCES)

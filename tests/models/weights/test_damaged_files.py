@@ -81,7 +81,7 @@ def survives(raw: bytes, path: Path, reader: Callable[[Path], Mapping[str, Weigh
     """Whether the file is read; every tensor of it must then be readable too. Anything but a ModelError escapes."""
     path.write_bytes(raw)
     tracemalloc.start()
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     try:
         tensors = reader(path)
         for tensor in tensors.values():
@@ -95,7 +95,7 @@ def survives(raw: bytes, path: Path, reader: Callable[[Path], Mapping[str, Weigh
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak_bytes < MAX_PEAK_BYTES
-        assert time.perf_counter() - started_s < MAX_SECONDS
+        assert time.process_time() - started_s < MAX_SECONDS
 
 
 def quickly_and_often(drawn: dict[str, st.SearchStrategy[Any]], check: Callable[..., None]) -> tuple[Any, Any]:

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cpu.recurrent_shape import unsupported_recurrent
-from twostroke.backends.cpu.shape import activation_name, attended_width, attending, latent_shape, mlp_widths
-from twostroke.backends.features import LAYERS_DIFFER, Feature, uncomputed
+from twostroke.backends.cpu.shape import latent_shape
+from twostroke.backends.cpu.supported import unsupported_shape
 from twostroke.backends.interface import BackendSettings
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
@@ -18,16 +16,7 @@ from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import (
-    DenseMlp,
-    GroupedAttention,
-    LatentAttention,
-    LayerSpec,
-    ModelSpec,
-    Recurrent,
-    expert_name,
-    layer_name,
-)
+from twostroke.models.spec import GroupedAttention, LatentAttention, Recurrent
 
 if TYPE_CHECKING:
     from twostroke.backends.cpu.backend import CpuBackend
@@ -151,91 +140,6 @@ class CpuFactory:
             companions=settings.companions,
             join=settings.join,
         )
-
-
-_LEARNT = frozenset(
-    {
-        Feature.BOTH_WAYS,
-        Feature.ENCODER,
-        Feature.EXPERT_BIASES,
-        Feature.GROWTH,
-        Feature.LATENT,
-        Feature.NO_ROPE,
-        Feature.OUTPUT_GATE,
-        Feature.ROUTING,
-        Feature.SHARED_EXPERTS,
-        Feature.SINKS,
-        Feature.STATES,
-        Feature.VECTORS,
-    }
-)
-
-
-def unsupported_shape(checkpoint: Checkpoint) -> str | None:
-    spec = checkpoint.spec
-    if (reason := uncomputed(spec, learnt=_LEARNT)) is not None:
-        return reason
-    # Some layers may have experts, and others an MLP: each kind of the same sizes.
-    kinds = {type(layer.mlp): layer.present_mlp for layer in spec.layers}
-    if any(layer.mlp != kinds[type(layer.mlp)] for layer in spec.layers) or not _attend_alike(spec):
-        return LAYERS_DIFFER
-    if (reason := unsupported_recurrent(spec)) is not None:
-        return reason
-    if len({activation_name(mlp) for mlp in kinds.values()}) > 1:
-        return LAYERS_DIFFER
-    attention = attending(spec)
-    sizes = {"hidden size": spec.hidden_size, **mlp_widths(spec), "attention width": attended_width(attention)}
-    if isinstance(attention, LatentAttention):
-        if (reason := _unlike_latents(attention)) is not None:
-            return reason
-        sizes |= {"rank of latents": attention.rank, "rank of queries": attention.query_rank or 0}
-    elif isinstance(attention, GroupedAttention) and attention.head_dim % 16:
-        return f"its attention needs a head size that is a multiple of 16, and this model's is {attention.head_dim}"
-    for name, size in sizes.items():
-        if size % 32:
-            return f"its tiles need sizes that are multiples of 32, and this model's {name} is {size}"
-    return _unlike_experts(checkpoint)
-
-
-def _attend_alike(spec: ModelSpec) -> bool:
-    """Whether layers differ in their place, rotation and MLPs alone, but for those that keep a state; some must
-    attend."""
-    attentions = (layer.attention for layer in spec.layers)
-    first = next((one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)), None)
-    if first is None:
-        return False
-
-    def alike(layer: LayerSpec) -> LayerSpec:
-        own = layer.attention
-        if isinstance(own, Recurrent):
-            own = first
-        elif isinstance(own, GroupedAttention):
-            own = replace(own, rope=first.rope)
-        return replace(layer, attention=own, mlp=DenseMlp(1))
-
-    return replace(spec, layers=tuple(map(alike, spec.layers))).common_layer is not None
-
-
-def _unlike_latents(attention: LatentAttention) -> str | None:
-    for what, size in (("keys", attention.key_dim), ("values", attention.value_dim)):
-        if size % 16:
-            return f"its attention needs {what} of a multiple of 16 numbers, and this model's have {size}"
-    if attention.plain_dim % 2 or attention.rotated_dim % 2:
-        return "its latent attention takes the numbers of a key two at a time, and here some are left over"
-    return None
-
-
-def _unlike_experts(checkpoint: Checkpoint) -> str | None:
-    """Gate and up are one product, so they are of one kind."""
-    for index, layer in enumerate(checkpoint.spec.layers):
-        for expert in () if layer.moe is None else layer.moe.held_experts:
-            gate, up = (checkpoint.tensors[layer_name(index, expert_name(expert, part))] for part in ("gate", "up"))
-            if gate.kind is not up.kind:
-                kinds = f"{gate.kind.name} and {up.kind.name}"
-                return f"it reads an expert's gate and up in one kind, and here they are {kinds}"
-    if checkpoint.spec.moe is not None and checkpoint.spec.layers[0].sandwich_norms:
-        return "it norms no experts' outputs"
-    return None
 
 
 FACTORY = CpuFactory()

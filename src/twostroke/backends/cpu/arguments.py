@@ -157,7 +157,23 @@ class NormField(OperandUser):
     ROWS = auto()
     GATHER = auto()  # 1: the rows are those of StepField.LOGIT_ROWS
     ADD_TO = auto()  # norm_add: f32 [rows, width]
+    FACTOR = auto()  # norm_add: what the sum is multiplied by
     BIAS = auto()  # layer_norm: f32 [width]
+
+
+class ColumnsField(Field):
+    """Some columns of rows, in parts that are normed each by itself."""
+
+    INPUT = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    WIDTH = auto()  # of a part
+    COUNT = auto()  # of parts, side by side
+    WEIGHT = auto()  # f32 [width]
+    EPSILON = auto()
+    ROWS = auto()
+    OUTPUT = auto()  # f32 [rows, output_stride]; it may be the input
+    OUTPUT_STRIDE = auto()
+    ACCUMULATE = auto()  # 1: add to what the output holds
 
 
 class ShareField(Field):
@@ -175,7 +191,8 @@ class ShareField(Field):
 class ActivationField(OperandUser):
     INPUT = auto()  # f32 [rows, stride]
     STRIDE = auto()
-    UP_OFFSET = auto()
+    UP = auto()  # f32 [rows, up_stride], of what has a gate
+    UP_STRIDE = auto()
     WIDTH = auto()
     ROWS = auto()
     CAP = auto()

@@ -4,6 +4,7 @@ too few of these to keep every thread busy, one span of one query's keys."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import QueryBlockField
 from twostroke.backends.cpu.memory import float_zeros, padded, zeros
-from twostroke.backends.cpu.shape import SPAN, KernelShape
+from twostroke.backends.cpu.shape import SPAN, KernelShape, LayerHeads
 from twostroke.backends.host.batch import Batch
 
 Int32Array = npt.NDArray[np.int32]
@@ -50,14 +51,24 @@ class SpanRoom:
 
 
 class AttentionWork:
-    def __init__(self, shape: KernelShape, num_kv_heads: int, accumulators: int, threads: int) -> None:
+    def __init__(
+        self,
+        shape: KernelShape,
+        num_kv_heads: int,
+        accumulators: int,
+        threads: int,
+        others: Collection[LayerHeads] = (),
+    ) -> None:
+        """`others`: of a model whose layers attend in several sizes. All share the pieces, which are such that any may
+        take them."""
         self._reach = QueryBlockField.LAST if shape.both_ways else QueryBlockField.POSITION
         """The field that says how far a query sees."""
-        self._together = shape.queries_together(accumulators)
-        self._tile = shape.queries_a_tile(accumulators)
-        self._head_groups = num_kv_heads * shape.head_groups_per_kv_head
-        self._threads = threads
-        self.room = SpanRoom(self._head_groups, shape.span_result_floats)
+        every = [LayerHeads(num_kv_heads, shape), *others]
+        self._together = max(one.shape.queries_together(accumulators) for one in every)
+        self._tile = min(one.shape.queries_a_tile(accumulators) for one in every)
+        groups = [one.num_kv_heads * one.shape.head_groups_per_kv_head for one in every]
+        self._head_groups, self._threads = min(groups), threads
+        self.room = SpanRoom(max(groups), max(one.shape.span_result_floats for one in every))
 
     def pieces(self, batch: Batch) -> Pieces:
         blocks = self.blocks(batch)

@@ -4,6 +4,7 @@ with weights of the same kinds compiles its attention alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 
@@ -13,9 +14,8 @@ from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.cpu.tile_kinds import TileKind
 
 
-def code_for(shape: KernelShape, isa: InstructionSet) -> NativeCode:
-    def attention() -> str:
-        return str(_generators().attention_text(shape, isa))
+def code_for(shape: KernelShape, isa: InstructionSet, others: Sequence[KernelShape] = ()) -> NativeCode:
+    """`others`: of a model whose layers attend in several sizes; their code is found by `attention_key`."""
 
     def products(kind: TileKind) -> str:
         return str(_generators().products_text(kind, isa))
@@ -26,16 +26,22 @@ def code_for(shape: KernelShape, isa: InstructionSet) -> NativeCode:
     def threads() -> str:
         return str(_generators().threads_text(isa))
 
-    parts = {f"attention-{shape.attention_key}": attention, f"rows-{shape.activation}": rows, "threads": threads}
+    parts = {**_attention_part(shape, isa), f"rows-{shape.activation}": rows, "threads": threads}
     if (activation := shape.plain_activation) is not None:
-        parts[f"encoder-{activation}"] = lambda: str(_generators().encoder_text(activation, isa))
+        parts[f"plain-{activation}"] = lambda: str(_generators().plain_text(activation, isa))
     parts |= {f"products-{kind.name}": partial(products, kind) for kind in shape.tile_kinds}
     if shape.num_experts:
         parts["routing"] = lambda: str(_generators().routing_text(isa))
     if shape.recurrent is not None:
         own = shape.recurrent
         parts[f"recurrent-{own.key}"] = lambda: str(_generators().recurrent_text(own, isa))
-    return load_or_compile(parts, isa)
+    code = load_or_compile(parts, isa)
+    code.variants = {other.attention_key: load_or_compile(_attention_part(other, isa), isa) for other in others}
+    return code
+
+
+def _attention_part(shape: KernelShape, isa: InstructionSet) -> dict[str, Callable[[], str]]:
+    return {f"attention-{shape.attention_key}": lambda: str(_generators().attention_text(shape, isa))}
 
 
 def _generators() -> ModuleType:

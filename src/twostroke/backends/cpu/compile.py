@@ -20,12 +20,16 @@ class NativeCode:
 
     def __init__(self, objects: Sequence[bytes], isa: InstructionSet, *, from_cache: bool) -> None:
         self.from_cache = from_cache
+        self.variants: Mapping[str, NativeCode] = {}
+        """Functions of the same names for other sizes."""
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(isa))
         for code in objects:
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
 
-    def address(self, name: str) -> int:
+    def address(self, name: str, variant: str | None = None) -> int:
+        if variant is not None:
+            return self.variants[variant].address(name)
         found = int(self._engine.get_function_address(name))
         if not found:
             raise KeyError(name)

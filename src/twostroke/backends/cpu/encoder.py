@@ -4,14 +4,13 @@ Positions are looked up, and their sum with the tokens normed, in numpy: it is o
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import ActivationField, NormField
+from twostroke.backends.cpu.arguments import NormField
 from twostroke.backends.cpu.memory import Floats, address_of
-from twostroke.backends.cpu.model import CpuModel, ModelSettings, plain_activation
+from twostroke.backends.cpu.model import CpuModel, ModelSettings
 from twostroke.backends.cpu.program import Program
 from twostroke.backends.cpu.weights import LayerWeights
 from twostroke.backends.host.arithmetic import layer_norm
@@ -32,23 +31,15 @@ class EncoderProgram(Program):
         super()._add_attention(index, layer)
         self._add_layer_norm(layer.attention_norm, layer.attention_norm_bias)
 
-    def _add_mlp(self, layer: LayerWeights) -> None:
+    def _add_mlp(self, layer: LayerWeights, factor: float = 1.0) -> None:
         hidden = self._norm_fields(self._rows.hidden, None)
         self._add_row_operation("prepare", hidden, self._normed, layer.mlp_in)
-        self._add_projection(layer.mlp_in, self._normed, self._inner)
-        activation: dict[IntEnum, int] = {
-            ActivationField.INPUT: address_of(self._inner),
-            ActivationField.STRIDE: layer.mlp_in.width,
-            ActivationField.WIDTH: self._spec.dense_width,
-            ActivationField.ROWS: self._rows.count,
-        }
-        name = f"plain_{plain_activation(self._spec)}"
-        self._add_row_operation(name, activation, self._gated, layer.mlp_out)
-        self._add_projection(layer.mlp_out, self._gated, self._rows.hidden, accumulate=True)
+        gated = self._add_gated(layer.mlp_in, layer.mlp_out)
+        self._add_projection(layer.mlp_out, gated, self._rows.hidden, accumulate=True)
         self._add_layer_norm(layer.mlp_norm, layer.mlp_norm_bias)
 
-    def _add_layer_norm(self, weight: Floats, bias: Floats | None) -> None:
-        assert bias is not None
+    def _add_layer_norm(self, weight: Floats | None, bias: Floats | None) -> None:
+        assert weight is not None and bias is not None
         fields = self._norm_fields(self._rows.hidden, weight) | {NormField.BIAS: address_of(bias)}
         self.tape.add("layer_norm", fields, wait=self._wait_for_rows())
 

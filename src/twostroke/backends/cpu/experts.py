@@ -51,7 +51,7 @@ _PIECES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expert:
-    """One expert's matrices: gate and up in one, and down."""
+    """One expert's matrices: gate and up in one, or up alone, and down."""
 
     gate_up: PackedMatrix
     down: PackedMatrix
@@ -60,11 +60,26 @@ class Expert:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExpertNorms:
+    """Gemma 4: what router and experts read the residual through, and what their finds and those of the MLP beside
+    them pass before they are summed."""
+
+    router: Floats
+    """With what the router's numbers are scaled by."""
+    experts: Floats
+    after_experts: Floats
+    after_shared: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerExperts:
     router: Projection  # hidden to experts, with its bias
     experts: tuple[Expert, ...]
     """Those that are held here (`MoeSpec.held_experts`)."""
     router_correction: Floats | None = None
+    scales: Floats | None = None
+    """What an expert's share is multiplied by besides."""
+    norms: ExpertNorms | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +87,7 @@ class _LayerRecords:
     """What the products of a layer's experts are told, but for where their rows lie  # [experts, fields] each"""
 
     gated: Record
-    """Of gate, up and what joins them in one; or, where they have biases, of gate and up alone."""
+    """Of gate, up and what joins them in one; or, where they have biases or no gate, of these alone."""
     down: Record
     gated_functions: Record  # [experts] addresses
     down_functions: Record
@@ -94,8 +109,10 @@ class ExpertRunner:
         self._inputs, self._gated = Operand(rows, hidden), Operand(rows, size)
         self._outputs = float_zeros(rows + MOST_LACKING_ROWS, padded(hidden, PANEL_OUTPUTS))
         self._forms_in = self._forms([expert.gate_up for layer in layers for expert in layer.experts])
-        self._width = 2 * padded(size, PANEL_OUTPUTS)
-        self._projected = float_zeros(rows + MOST_LACKING_ROWS if moe.has_bias else 0, self._width)
+        self._is_split = moe.has_bias or not moe.is_gated
+        """Whether what goes into an activation is a product, and not the activation with it."""
+        self._width = (1 + moe.is_gated) * padded(size, PANEL_OUTPUTS)
+        self._projected = float_zeros(rows + MOST_LACKING_ROWS if self._is_split else 0, self._width)
         self._chosen, self._places = zeros((choices,), np.int64), zeros((choices,), np.int64)
         self._shares = float_zeros(choices)
         self._plan = zeros((len(PlanPlace) + held,), np.int64)
@@ -105,7 +122,7 @@ class ExpertRunner:
         self._now = [zeros((held, _RECORD_FIELDS), np.int64) for _ in range(2)]
         self._calls = [zeros((held, 2), np.int64) for _ in range(2)]
         self._gated_strides = _row_strides(hidden, 0)
-        if moe.has_bias:
+        if self._is_split:
             self._gated_strides[MatmulField.OUTPUT] = 4 * self._width
         else:
             self._gated_strides += _row_strides(size, int(GatedField.TARGET_FLOATS))
@@ -113,8 +130,9 @@ class ExpertRunner:
         self._down_strides[MatmulField.OUTPUT] = 4 * self._outputs.shape[1]
         self._join = self._join_record(size, [expert.down for layer in layers for expert in layer.experts])
         self._join_call = zeros((2,), np.int64)
-        if moe.has_bias:
-            self._join_call[:] = code.address(f"gated_{activation_name(moe)}"), address_of(self._join)
+        if self._is_split:
+            kind = "gated" if moe.is_gated else "plain"
+            self._join_call[:] = code.address(f"{kind}_{activation_name(moe)}"), address_of(self._join)
 
     def add(
         self,
@@ -136,7 +154,7 @@ class ExpertRunner:
             RecordsField.STARTS: address_of(self._starts),
             RecordsField.NUM_FIELDS: _RECORD_FIELDS,
         }
-        rows_field = int(MatmulField.ROWS if self._moe.has_bias else GatedField.ROWS)
+        rows_field = int(MatmulField.ROWS if self._is_split else GatedField.ROWS)
         parts = (
             (rows_field, self._gated_strides, records.gated, records.gated_functions),
             (int(MatmulField.ROWS), self._down_strides, records.down, records.down_functions),
@@ -160,7 +178,7 @@ class ExpertRunner:
         }
         tape.add("send_rows", sent | self._inputs.fields(**self._forms_in))
         self._add_calls(tape, self._calls[0], PlanPlace.NUM_MET)
-        if self._moe.has_bias:
+        if self._is_split:
             self._add_calls(tape, self._join_call, PlanPlace.ONE, pieces=1)
         self._add_calls(tape, self._calls[1], PlanPlace.NUM_MET)
         total: dict[IntEnum, int] = {
@@ -190,6 +208,7 @@ class ExpertRunner:
             RouteField.RANKED_BY: routing.ranked_by,
             RouteField.NORMALISES: int(moe.normalise_weights),
             RouteField.SHARE_SCALE: float_bits(routing.share_scale),
+            RouteField.EXPERT_SCALES: address_of(experts.scales),
             RouteField.ROWS: count,
             RouteField.CHOSEN: address_of(self._chosen),
             RouteField.SHARES: address_of(self._shares),
@@ -221,7 +240,7 @@ class ExpertRunner:
         gated, down = [], []
         reads = {"floats": True, "quantised": True, "halves": True}
         for expert in layer.experts:
-            if self._moe.has_bias:
+            if self._is_split:
                 fields = _product(expert.gate_up, expert.gate_up_bias, self._projected)
             else:
                 fields = _gated_product(expert.gate_up) | self._gated.target_fields(**self._forms([expert.down]))
@@ -229,7 +248,7 @@ class ExpertRunner:
             fields = _product(expert.down, expert.down_bias, self._outputs)
             down.append(_record(fields | self._gated.fields(**reads)))
         kinds = [(expert.gate_up.kind, expert.down.kind) for expert in layer.experts]
-        address, product = self._code.address, "matmul" if self._moe.has_bias else "matmul_gated"
+        address, product = self._code.address, "matmul" if self._is_split else "matmul_gated"
         return _LayerRecords(
             np.stack(gated),
             np.stack(down),
@@ -238,11 +257,13 @@ class ExpertRunner:
         )
 
     def _join_record(self, size: int, readers: Sequence[PackedMatrix]) -> Record:
-        """For experts with biases: gate and up are joined once all of both is there."""
+        """For experts with biases: gate and up are joined once all of both is there. For those without a gate, what
+        goes up is."""
         fields: dict[IntEnum, int] = {
             ActivationField.INPUT: address_of(self._projected),
             ActivationField.STRIDE: self._width,
-            ActivationField.UP_OFFSET: self._width // 2,
+            ActivationField.UP: address_of(self._projected) + 4 * (self._width // 2),
+            ActivationField.UP_STRIDE: self._width,
             ActivationField.WIDTH: size,
             ActivationField.ROWS: PlanPlace.NUM_ROWS,
         }

@@ -20,11 +20,12 @@ from twostroke.backends.cpu.operand import GROUP_VALUES, Operand
 from twostroke.backends.cpu.program import Program
 from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.row_operations import Rows
+from twostroke.backends.cpu.supported import unsupported_shape
 from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.weights import LayerWeights, Weights
 from twostroke.backends.host.arithmetic import Array, rms_norm
 from twostroke.backends.host.batch import Batch
-from twostroke.backends.host.eagle3 import Ints
+from twostroke.backends.host.paged_layer import Ints
 from twostroke.backends.interface import Companion
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
@@ -216,7 +217,6 @@ def native_head(
     launcher: Executor,
 ) -> CpuHead | None:
     """None: it is of a shape that native code has not; numpy computes it."""
-    from twostroke.backends.cpu import unsupported_shape
 
     head, own = companion.head, layout.of_model(companion.number)
     if not isinstance(head, Eagle3Head) or any(name.endswith("_bias") for name in head.tensors):

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.memory import SMALL_BYTES, Arena, Bytes
-from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.shape import KernelShape, LayerHeads
 from twostroke.backends.cpu.state_store import GroupStates, StateStore
 from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_blocks import BlockFormat
@@ -22,6 +23,7 @@ from twostroke.models.spec import Recurrent
 Int32Array = npt.NDArray[np.int32]
 TOUCHED_BYTES = 8 << 20
 """Of all layers together: a first conversation's, of some 350 tokens with SmolLM2."""
+_ALIKE: dict[int, LayerHeads] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,17 @@ class LayerPlace:
 
 
 class KVStore:
-    def __init__(self, layout: KVLayout, num_kv_heads: int, shape: KernelShape, mixer: Recurrent | None = None) -> None:
-        """`mixer`: of layers that keep a state."""
-        self._layout = layout
-        self._element = f"{shape.kv_kind.value} of {_content(shape)}, packed for cpu"
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_kv_heads: int,
+        shape: KernelShape,
+        mixer: Recurrent | None = None,
+        others: Mapping[int, LayerHeads] = _ALIKE,
+    ) -> None:
+        """`mixer`: of layers that keep a state. `others`: by layer, where not all have these heads; those of a group
+        have the same."""
+        self._layout, self.shape, self._elements = layout, shape, list[str]()
         self._part = "kv head" if shape.latent is None else "latent"
         self.places: dict[int, LayerPlace] = {}
         self._groups: list[Bytes] = []  # [layers, num_blocks, kv_heads, block_bytes] each; empty: of states
@@ -42,8 +51,11 @@ class KVStore:
         for index, group in enumerate(layout.groups):
             if group.is_state:
                 self._groups.append(np.zeros(0, dtype=np.uint8))
+                self._elements.append("")
                 continue
-            size = (len(group.layers), group.num_blocks, num_kv_heads, shape.block_bytes)
+            own = others.get(group.layers[0], LayerHeads(num_kv_heads, shape))
+            self._elements.append(f"{shape.kv_kind.value} of {_content(own.shape)}, packed for cpu")
+            size = (len(group.layers), group.num_blocks, own.num_kv_heads, own.shape.block_bytes)
             memory = _layers_memory(size)
             self._groups.append(memory)
             for position, layer in enumerate(group.layers):
@@ -58,7 +70,7 @@ class KVStore:
                 continue
             num_layers, _, num_heads, block_bytes = memory.shape
             axes = (("layer", num_layers), (self._part, num_heads), ("byte", block_bytes))
-            formats.append(BlockFormat(group.layers, group.window, self._element, 1, axes))
+            formats.append(BlockFormat(group.layers, group.window, self._elements[number], 1, axes))
         return tuple(formats)
 
     def copy_out(self, group: int, block: int, into: Bytes) -> None:

@@ -68,7 +68,7 @@ class LatentProgram(Program):
         own, latent = self._spec.layers[index].attention, layer.latent
         assert isinstance(own, LatentAttention) and latent is not None
         self._add_attention_in(layer)
-        queries, stride = self._projected, layer.attention_in.width
+        queries, stride = self._projected, self._projected.shape[1]
         if latent.query_b is not None:
             self._add_low_queries(own, layer, latent)
             queries, stride = self._queries, latent.query_b.width
@@ -82,7 +82,7 @@ class LatentProgram(Program):
         assert own.query_rank is not None and latent.query_b is not None
         fields = self._norm_fields(self._projected, latent.query_norm) | {
             NormField.WIDTH: own.query_rank,
-            NormField.STRIDE: layer.attention_in.width,
+            NormField.STRIDE: self._projected.shape[1],
             NormField.EPSILON: float_bits(own.norm_eps),
         }
         self._add_row_operation("norm", fields, self._low, latent.query_b)
@@ -100,7 +100,7 @@ class LatentProgram(Program):
         place, rotation = self._kv.places[index], self._positions.rotations[own.rope]
         fields: dict[IntEnum, int] = {
             LatentField.INPUT: address_of(self._projected) + 4 * layer.attention_in.columns[1],
-            LatentField.STRIDE: layer.attention_in.width,
+            LatentField.STRIDE: self._projected.shape[1],
             LatentField.QUERIES: address_of(queries),
             LatentField.QUERY_STRIDE: query_stride,
             LatentField.NORM: address_of(latent.latent_norm),
@@ -118,7 +118,7 @@ class LatentProgram(Program):
         self, index: int, own: LatentAttention, latent: LatentWeights, queries: Floats, query_stride: int
     ) -> None:
         """Chunks attend beside what prepares decodes: neither reads what the other writes."""
-        place, attended = self._kv.places[index], (self._attended, self._query_width)
+        place, attended = self._kv.places[index], (self._attended, self._attended.shape[1])
         absorbed, latents = ((array, array.shape[1]) for array in (self._absorbed, self._latents))
 
         def add(name: str, source: tuple[Floats, int], target: tuple[Floats, int], wait: Wait) -> None:

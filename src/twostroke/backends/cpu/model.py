@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,13 @@ from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.shape import (
     KernelShape,
     activation_name,
-    attended_width,
+    attended_widths,
     attending,
+    heads_by_layer,
     latent_shape,
     mlp_widths,
+    mlps_of,
+    plain_activation,
 )
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
@@ -45,7 +49,7 @@ from twostroke.core.errors import BackendError
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention
 from twostroke.models.weights.quantisation import dequantise
 
 _COUNT_FIELDS = (StepField.NUM_QUERY_BLOCKS, StepField.NUM_LOGIT_BLOCKS, StepField.NUM_CHUNK_BLOCKS)
@@ -56,7 +60,7 @@ _KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, *_LIST_FIELDS)
 def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
     spec = checkpoint.spec
     attention = attending(spec)
-    activation = activation_name((spec.layers[0] if spec.moe is None else _with_experts(spec)).present_mlp)
+    activation = activation_name(mlps_of(spec)[0])
     tiles, kv_kind = tile_kinds(checkpoint, formats.weights), KVKind(formats.kv)
     num_experts = 0 if spec.moe is None else spec.moe.num_experts
     if isinstance(attention, LatentAttention):
@@ -78,19 +82,6 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> K
         both_ways=not attention.is_causal,
         plain_activation=plain_activation(spec),
     )
-
-
-def plain_activation(spec: ModelSpec) -> str | None:
-    """Of an encoder; None: it is none."""
-    mlp = spec.layers[0].dense
-    if spec.places is None or mlp is None:
-        return None
-    return "gelu" if mlp.is_exact else mlp.activation
-
-
-def _with_experts(spec: ModelSpec) -> LayerSpec:
-    """Dense layers beside them join gate and up alike: others were declined."""
-    return next(layer for layer in spec.layers if layer.moe is not None)
 
 
 def _shown_name(path: Path) -> str:
@@ -137,14 +128,18 @@ class CpuModel:
         self._shape = kernel_shape(checkpoint, layout.block_size, formats)
         attention, mixer = attending(self.spec), recurrent_mixer(self.spec)
         kv_heads = attention.num_kv_heads if isinstance(attention, GroupedAttention) else 1
-        self.kv = KVStore(layout, kv_heads, self._shape, mixer)
+        heads = heads_by_layer(self.spec, self._shape)
+        self.kv = KVStore(layout, kv_heads, self._shape, mixer, heads)
         touched = launcher.submit(self.kv.touch)  # beside the rest, which takes longer and mostly one core
-        self.code = code_for(self._shape, isa)
+        shapes = list(dict.fromkeys([self._shape, *(one.shape for one in heads.values())]))
+        self.code = code_for(self._shape, isa, shapes[1:])
         self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights, self._shape.kv_kind)
         self._positions = Positions(self.spec, settings.max_context)
         self._attention: AttentionWork | LatentWork
         if self._shape.latent is None:
-            self._attention = AttentionWork(self._shape, kv_heads, isa.accumulators, settings.threads)
+            self._attention = AttentionWork(
+                self._shape, kv_heads, isa.accumulators, settings.threads, set(heads.values())
+            )
         else:
             self._attention = LatentWork(self._shape, isa.accumulators, settings.threads)
             self.program_type = LatentProgram
@@ -152,10 +147,10 @@ class CpuModel:
             self.program_type = RecurrentProgram
         self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(settings.max_tokens_per_step, 1)
-        depth = max(self._widest_hidden, *mlp_widths(self.spec).values(), attended_width(attention))
+        depth = max(self._widest_hidden, *attended_widths(self.spec), *chain(*mlp_widths(self.spec).values()))
         depth = max(depth, attention.query_rank or 0 if isinstance(attention, LatentAttention) else 0)
         depth = max(depth, 0 if mixer is None else recurrent_width(mixer))
-        self.scratch_bytes = self._shape.scratch_bytes(isa.accumulators, depth)
+        self.scratch_bytes = max(shape.scratch_bytes(isa.accumulators, depth) for shape in shapes)
         """What each thread that runs it needs."""
         self.workers: Workers | None = None
         """Told before the first batch, when the needs of all models are known."""
@@ -227,6 +222,7 @@ class CpuModel:
         """The program that computed the batch; what it found lies in its buffers until the next step."""
         program = self.program_for(batch)
         program.hidden[: batch.num_tokens] = self._inputs(batch)
+        program.look_up(self.weights.layer_inputs, batch.token_ids)
         self._run_entries(batch, program.entries, times, program)
         return program
 

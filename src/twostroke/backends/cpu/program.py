@@ -1,10 +1,10 @@
 """The step program: a tape of operations built once for a model and a capacity, which every thread runs from end to
 end over its own part. A step only fills in the step record. Entries that write apart need no barrier between them.
-Once the last layer's keys and values are stored, only the rows whose logits are wanted go on."""
+Once the last keys and values are stored, only the rows whose logits are wanted go on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from itertools import pairwise
 
@@ -12,48 +12,39 @@ import numpy as np
 
 from twostroke.backends.cpu.arguments import (
     MOST_LACKING_ROWS,
+    PANEL_OUTPUTS,
     ActivationField,
     AttentionField,
-    GatedField,
     HighestField,
     KVGroupField,
     NormField,
     OperandField,
     RopeField,
-    ShareField,
     StepField,
     TapeField,
     Wait,
     float_bits,
 )
 from twostroke.backends.cpu.compile import NativeCode
-from twostroke.backends.cpu.experts import ExpertRunner, LayerExperts
+from twostroke.backends.cpu.experts import ExpertRunner
 from twostroke.backends.cpu.kv_store import KVStore
-from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
+from twostroke.backends.cpu.layer_input_program import LayerInputOperations
+from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded, zeros
+from twostroke.backends.cpu.mlp_program import Break
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.recurrent_arguments import GatedNormField
 from twostroke.backends.cpu.rotation import Positions
-from twostroke.backends.cpu.row_operations import RowOperations, Rows, forms_read
-from twostroke.backends.cpu.shape import activation_name, attended_width, attending
+from twostroke.backends.cpu.row_operations import Columns, Rows
+from twostroke.backends.cpu.shape import activation_name, attended_widths, layer_shape, mlp_widths, mlps_of
 from twostroke.backends.cpu.tape import Record, Tape
-from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert, Weights
-from twostroke.models.spec import ModelSpec
+from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
+from twostroke.models.spec import GroupedAttention, ModelSpec
 
 NO_WINDOW = 1 << 30
 ATTENTION_PIECES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
-    """Where the tape stops for ranks to meet."""
-
-    place: int  # the entry that it is before
-    rows: Rows
-    adds: bool = True
-    """Whether the host adds what ranks found to the residual; else an entry behind it does, through a norm."""
-
-
-class Program(RowOperations):
+class Program(LayerInputOperations):
     """The tape of a model, with the buffers its operations pass on to each other."""
 
     def __init__(
@@ -77,46 +68,48 @@ class Program(RowOperations):
         rank's weights, and the tape stops where ranks meet."""
         self._spec, self._kv, self._positions = spec, kv, positions
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
-        self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].present_mlp)
-        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(attending(spec))
+        self._narrows, self._activation = max_tokens > 1, activation_name(mlps_of(spec)[0])
+        rows, copies = max_tokens + MOST_LACKING_ROWS, threads if own_copies else 1
         self.hidden = float_zeros(rows, spec.hidden_size)
         self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width if weights.head else 0)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
-        self._projected = float_zeros(rows, max(layer.attention_in.width for layer in weights.layers))
-        # Another: were its rows of another width there, those of one thread would lie over another's.
+        # One width for all layers: where rows stay with their threads, those of one must not lie over another's.
+        self._projected = float_zeros(rows, max(map(self._projected_width, range(spec.num_layers), weights.layers)))
         self._inner = float_zeros(rows, max(_widest_inner(layer) for layer in weights.layers))
-        self._joins = joins
-        self.block_output = float_zeros(rows if spec.layers[0].sandwich_norms or joins else 0, spec.hidden_size)
-        """What blocks found, where it is not added to the residual at once."""
-        self._attended = float_zeros(rows, self._query_width)
-        copies = threads if own_copies else 1
+        self._joins, widths = joins, attended_widths(spec)
+        is_normed = any(layer.sandwich_norms or layer.layer_input is not None for layer in spec.layers)
+        self.block_output = float_zeros(rows if is_normed or joins else 0, spec.hidden_size)
+        self._attended = float_zeros(rows, max(widths))
+        self._ones = np.ones(max(kv.shape.head_dim, self._attended.shape[1]), dtype=np.float32)
         self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
-        self._mixed = Operand(max_tokens, self._query_width, copies=copies, threads=threads)
-        self._gated = Operand(max_tokens, spec.dense_width, threads=threads)
+        self._mixed = {width: Operand(max_tokens, width, copies=copies, threads=threads) for width in widths}
+        inner = {
+            width for name, found in mlp_widths(spec).items() if not name.startswith("experts'") for width in found
+        }
+        self._gated = {width: Operand(max_tokens, width, threads=threads) for width in inner}
         self._experts, self._expert_layers = self._expert_runner(weights, code), 0
         self._routed = Operand(max_tokens if self._experts else 0, spec.hidden_size)
-        """The rows that go to experts, normed; of one layer."""
-        shared = None if spec.moe is None else spec.moe.shared
-        self._shared_gated = Operand(max_tokens, 0 if shared is None else shared.intermediate_size, threads=threads)
-        has_share = spec.moe is not None and spec.moe.shared_gate
-        self._shared_output = float_zeros(rows if has_share else 0, spec.hidden_size)
-        """What an expert found that every row meets, before its share of it is taken."""
+        is_apart = spec.moe is not None and (spec.moe.shared_gate or spec.moe.has_own_norms)
+        self._shared_output = float_zeros(rows if is_apart else 0, spec.hidden_size)
         self.breaks: list[Break] = []
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
         narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
+        self._make_layer_inputs(max_tokens, narrow_rows, threads)
         self.taps = tuple(float_zeros(rows, spec.hidden_size) for _ in taps)  # [max_tokens, hidden] each
-        is_late = spec.num_layers - 1 in taps or weights.layers[-1].recurrent is not None
+        self._last_mixing = max(index for index, layer in enumerate(weights.layers) if layer.has_attention)
+        wanted_whole = max((self._last_mixing, *taps))
+        is_late = wanted_whole in taps or weights.layers[self._last_mixing].recurrent is not None
         self._narrows_late = self._narrows and is_late
         self.tape = Tape(code)
+        self._add_layer_inputs(weights.layer_inputs)
         for index, layer in enumerate(weights.layers):
-            self._add_attention(index, layer)
-            self._add_mlp(layer)
+            self._add_layer(index, layer)
             if index in taps:
                 self._add_copy(self.taps[taps.index(index)])
-        if self._narrows_late:
-            self._narrow(Wait.ALWAYS)
+            if self._narrows_late and index == wanted_whole:
+                self._narrow(Wait.ALWAYS)
         self.last_hidden = self._rows.hidden
         """After the last layer, of the rows whose logits are wanted."""
         if weights.head is not None:
@@ -124,6 +117,19 @@ class Program(RowOperations):
         self.entries = self.tape.entries()
         self.segments = self._segments()
         """The entries up to each break, and those behind the last."""
+
+    def _add_layer(self, index: int, layer: LayerWeights) -> None:
+        if layer.has_attention:
+            self._add_attention(index, layer)
+        if layer.has_mlp:
+            self._add_mlp(layer, layer.scale if layer.layer_input is None else 1.0)
+        self._add_layer_input(index, layer.layer_input, layer.scale)
+
+    def _projected_width(self, index: int, layer: LayerWeights) -> int:
+        """Of what a row is projected to before it attends; values that keys are made into lie behind it."""
+        own = self._spec.layers[index].attention
+        made = own.kv_width if isinstance(own, GroupedAttention) and own.keys_are_values else 0
+        return layer.attention_in.width + padded(made, PANEL_OUTPUTS)
 
     def _expert_runner(self, weights: Weights, code: NativeCode) -> ExpertRunner | None:
         moe, layers = self._spec.moe, [layer.experts for layer in weights.layers if layer.experts is not None]
@@ -144,21 +150,31 @@ class Program(RowOperations):
         self._add_projection(layer.attention_in, self._normed, self._projected)
 
     def _add_keys_and_values(self, index: int, layer: LayerWeights) -> None:
-        """Up to where they are stored, and queries are rotated."""
-        spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
-        q_column, k_column, v_column, *_ = layer.attention_in.columns
+        """Up to where they are stored, and queries are rotated. Of a layer that reads another's, queries alone."""
+        spec, own = self._spec, self._spec.layers[index].grouped
+        place, shares = self._kv.places[spec.kv_source(index)], own.shares_kv_of is not None
+        q_column, k_column, v_column, *_ = (*layer.attention_in.columns, 0, 0)
+        v_column = layer.attention_in.width if own.keys_are_values else v_column
         self._add_attention_in(layer)
+        if own.value_norm and not shares:
+            source, target = (
+                Columns(self._projected, column, own.head_dim, own.num_kv_heads)
+                for column in (k_column if own.keys_are_values else v_column, v_column)
+            )
+            self._add_norm_columns(source, self._ones, spec.norm_eps, target=target)
+        if own.norm_spans_heads:
+            self._add_wide_norms(own, layer)
         rotation = self._positions.rotations[own.rope]
         assert q_column == 0
         rope: dict[IntEnum, int] = {
             RopeField.INPUT: address_of(self._projected),
-            RopeField.STRIDE: layer.attention_in.width,
+            RopeField.STRIDE: self._projected.shape[1],
             RopeField.NUM_HEADS: own.num_heads,
-            RopeField.NUM_KV_HEADS: own.num_kv_heads,
+            RopeField.NUM_KV_HEADS: 0 if shares else own.num_kv_heads,
             RopeField.K_OFFSET: k_column,
             RopeField.V_OFFSET: v_column,
-            RopeField.Q_NORM: address_of(layer.q_norm),
-            RopeField.K_NORM: address_of(layer.k_norm),
+            RopeField.Q_NORM: 0 if own.norm_spans_heads else address_of(layer.q_norm),
+            RopeField.K_NORM: 0 if own.norm_spans_heads else address_of(layer.k_norm),
             RopeField.EPSILON: float_bits(spec.norm_eps),
             RopeField.COSINES: address_of(rotation.cosines),
             RopeField.SINES: address_of(rotation.sines),
@@ -167,15 +183,26 @@ class Program(RowOperations):
             RopeField.STORE: address_of(place.memory),
             RopeField.GROUP: group_field(place.group),
         }
-        self.tape.add("rope_and_store", rope)
+        self.tape.add("rope_and_store", rope, variant=self._variant(own))
+
+    def _variant(self, own: GroupedAttention) -> str | None:
+        """Of the code for this layer's heads; None: that of the first layer's."""
+        key, first = (shape.attention_key for shape in (layer_shape(self._kv.shape, own), self._kv.shape))
+        return None if key == first else key
+
+    def _add_wide_norms(self, own: GroupedAttention, layer: LayerWeights) -> None:
+        """Of queries, and of keys, over all heads of a row together. Whoever has rows here rotates them, too."""
+        norms = zip((layer.q_norm, layer.k_norm), layer.attention_in.columns, own.norm_widths, strict=False)
+        for norm, column, width in norms:
+            self._add_norm_columns(Columns(self._projected, column, width), norm, self._spec.norm_eps)
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
-        own, place = self._spec.layers[index].grouped, self._kv.places[index]
+        own, place = self._spec.layers[index].grouped, self._kv.places[self._spec.kv_source(index)]
         self._add_keys_and_values(index, layer)
         narrowing = self._narrow_in(index)
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(self._projected),
-            AttentionField.STRIDE: layer.attention_in.width,
+            AttentionField.STRIDE: self._projected.shape[1],
             AttentionField.NUM_KV_HEADS: own.num_kv_heads,
             AttentionField.STORE: address_of(place.memory),
             AttentionField.GROUP: group_field(place.group),
@@ -183,42 +210,49 @@ class Program(RowOperations):
             AttentionField.SCALE: float_bits(own.scale),
             AttentionField.CAP: float_bits(own.softcap or 1.0),
             AttentionField.OUTPUT: address_of(self._attended),
-            AttentionField.OUTPUT_STRIDE: self._query_width,
+            AttentionField.OUTPUT_STRIDE: self._attended.shape[1],
             AttentionField.NUM_BLOCKS: self._rows.num_blocks,
             AttentionField.BLOCKS: self._rows.blocks,
             AttentionField.SINKS: address_of(layer.sinks),
         }
-        self.tape.add("attention", attention, pieces=ATTENTION_PIECES, pieces_of_many=ATTENTION_PIECES)
+        pieces, variant = ATTENTION_PIECES, self._variant(own)
+        self.tape.add("attention", attention, pieces=pieces, pieces_of_many=pieces, variant=variant)
         self._add_attention_out(layer, narrowing)
 
     def _add_attention_out(self, layer: LayerWeights, narrowing: dict[IntEnum, int]) -> None:
+        mixed = self._mixed[layer.attention_out.depth]
         if layer.has_output_gate:
-            self._add_output_gate(layer, is_narrowing=bool(narrowing))
+            self._add_output_gate(layer, mixed, is_narrowing=bool(narrowing))
         else:
-            fields = self._norm_fields(self._attended, None) | narrowing
-            self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
-        self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
+            sizes = {NormField.WIDTH: layer.attention_out.depth, NormField.STRIDE: self._attended.shape[1]}
+            fields = self._norm_fields(self._attended, None) | sizes | narrowing
+            self._add_row_operation("prepare", fields, mixed, layer.attention_out)
+        self._add_to_residual(layer.attention_out, mixed, layer.post_attention_norm)
 
-    def _add_output_gate(self, layer: LayerWeights, *, is_narrowing: bool) -> None:
+    def _add_output_gate(self, layer: LayerWeights, mixed: Operand, *, is_narrowing: bool) -> None:
         """What heads found passes by the sigmoid of the last of their projections."""
         fields: dict[IntEnum, int] = {
             GatedNormField.INPUT: address_of(self._attended),
-            GatedNormField.WIDTH: self._query_width,
+            GatedNormField.WIDTH: self._attended.shape[1],
             GatedNormField.GATE: address_of(self._projected) + 4 * layer.attention_in.columns[-1],
-            GatedNormField.GATE_STRIDE: layer.attention_in.width,
+            GatedNormField.GATE_STRIDE: self._projected.shape[1],
             GatedNormField.ROWS: self._rows.count,
             GatedNormField.GATHER: int(is_narrowing),
         }
-        self._add_row_operation("prepare_gated", fields, self._mixed, layer.attention_out)
+        self._add_row_operation("prepare_gated", fields, mixed, layer.attention_out)
 
     def _add_copy(self, target: Floats) -> None:
         fields = self._norm_fields(self._rows.hidden, None) | {OperandField.FLOATS: address_of(target)}
         self.tape.add("prepare", fields, wait=Wait.ALWAYS)
 
     def _narrow_in(self, index: int) -> dict[IntEnum, int]:
-        """Within the last layer, once all rows have left behind what later ones read."""
-        is_last = index == self._spec.num_layers - 1
-        return self._narrow() if is_last and self._narrows and not self._narrows_late else {}
+        """Within the last layer that mixes rows, once all have left behind what later ones read."""
+        is_last = index == self._last_mixing
+        if not is_last or not self._narrows or self._narrows_late:
+            return {}
+        gather = self._narrow()
+        self._narrow_layer_input(index)
+        return gather
 
     def _narrow(self, wait: Wait = Wait.NEVER) -> dict[IntEnum, int]:
         """From here on only the rows whose logits are wanted: their residual moves together. Returns what tells the
@@ -229,84 +263,6 @@ class Program(RowOperations):
         fields = self._norm_fields(source, None) | gather | {OperandField.FLOATS: address_of(narrow.hidden)}
         self.tape.add("prepare", fields, wait=wait)  # attention neither reads nor writes it: no need to wait
         return gather
-
-    def _add_mlp(self, layer: LayerWeights) -> None:
-        if layer.experts is not None:
-            self._add_experts(layer, layer.experts)
-            return
-        self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
-        self._add_gated(layer.mlp_in, layer.mlp_out, self._gated)
-        self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
-
-    def _add_experts(self, layer: LayerWeights, own: LayerExperts) -> None:
-        assert self._experts is not None
-        forms = forms_read(own.router) | {"floats": True}  # what experts are sent is made from floats
-        fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
-        self.tape.add("norm", fields | self._routed.fields(**forms))
-        self._add_projection(own.router, self._routed, self._experts.router_logits, wait=Wait.ALWAYS)
-        if layer.shared is not None:
-            self._add_shared_expert(layer.shared, layer.mlp_norm)
-        target = self.block_output if self._joins else self._rows.hidden
-        adds = not self._joins or layer.shared is not None
-        normed = self._routed.floats
-        self._experts.add(self.tape, self._expert_layers, own, self._rows.count, normed, target, adds)
-        self._expert_layers += 1
-        if self._joins:
-            self.breaks.append(Break(len(self.tape.names), self._rows))
-
-    def _add_shared_expert(self, shared: SharedExpert, norm: Floats) -> None:
-        """What it finds joins the residual ahead of what experts find; of a rank, begins what ranks sum."""
-        target, adds = (self.block_output, False) if self._joins else (self._rows.hidden, True)
-        self._add_norm(self._normed, norm, shared.mlp_in)
-        self._add_gated(shared.mlp_in, shared.mlp_out, self._shared_gated)
-        if shared.router is None:
-            self._add_projection(shared.mlp_out, self._shared_gated, target, accumulate=adds)
-            return
-        self._add_projection(shared.mlp_out, self._shared_gated, self._shared_output)
-        fields: dict[IntEnum, int] = {
-            ShareField.INPUT: address_of(self._shared_output),
-            ShareField.WIDTH: self._spec.hidden_size,
-            ShareField.NORMED: address_of(self._routed.floats),
-            ShareField.ROUTER: address_of(shared.router),
-            ShareField.ROWS: self._rows.count,
-            ShareField.TARGET: address_of(target),
-            ShareField.ACCUMULATE: int(adds),
-        }
-        self.tape.add("share", fields, wait=self._wait_for_rows())
-
-    def _add_gated(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
-        """From normed rows to what goes down, in the forms that this reads."""
-        if mlp_in.is_one_matrix:
-            self._add_gated_projection(mlp_in, mlp_out, gated)
-        else:
-            self._add_projection(mlp_in, self._normed, self._inner)
-            self._add_activation(mlp_in, mlp_out, gated)
-
-    def _add_gated_projection(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
-        """Gate, up and the activation in one: what they pass on to each other never reaches memory."""
-        matrix = mlp_in.parts[0].matrix
-        tiles = matrix.num_tiles // 2
-        fields: dict[IntEnum, int] = {
-            GatedField.WEIGHTS: address_of(matrix.data),
-            GatedField.UP_BYTES: tiles * matrix.data[0].nbytes,
-            GatedField.DEPTH: matrix.depth,
-            GatedField.NUM_TILES: tiles,
-            GatedField.ROWS: self._rows.count,
-        }
-        fields |= self._normed.fields(floats=True, quantised=True, halves=True)
-        fields |= gated.target_fields(**forms_read(mlp_out))
-        name = f"matmul_gated_{matrix.kind.name.lower()}"
-        self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix, pieces=self._pieces(matrix))
-
-    def _add_activation(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
-        activation: dict[IntEnum, int] = {
-            ActivationField.INPUT: address_of(self._inner),
-            ActivationField.STRIDE: mlp_in.width,
-            ActivationField.UP_OFFSET: mlp_in.columns[1],
-            ActivationField.WIDTH: gated.floats.shape[1],
-            ActivationField.ROWS: self._rows.count,
-        }
-        self._add_row_operation(f"gated_{self._activation}", activation, gated, mlp_out)
 
     def _add_head(self, head: Projection, final_norm: Floats) -> None:
         cap = self._spec.logits_softcap
@@ -330,19 +286,6 @@ class Program(RowOperations):
             HighestField.OUTPUT: address_of(self.highest),
         }
         self.tape.add("highest", highest)
-
-    def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
-        """A block's output joins the residual, through a norm of its own where the model has one."""
-        if norm is None and not self._joins:
-            self._add_projection(projection, operand, self._rows.hidden, accumulate=True)
-            return
-        self._add_projection(projection, operand, self.block_output)
-        if self._joins:
-            self.breaks.append(Break(len(self.tape.names), self._rows, adds=norm is None))
-        if norm is None:
-            return
-        fields = self._norm_fields(self.block_output, norm) | {NormField.ADD_TO: address_of(self._rows.hidden)}
-        self.tape.add("norm_add", fields, wait=self._wait_for_rows())
 
 
 def group_field(group: int) -> int:

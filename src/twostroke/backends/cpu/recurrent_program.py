@@ -65,7 +65,7 @@ class RecurrentProgram(Program):
         self._add_norm(self._normed, layer.attention_norm, layer.attention_in)
         self._add_projection(layer.attention_in, self._normed, self._inputs, wait=Wait.ALWAYS)
         columns = dict(zip(projected_names(self._mixer), layer.attention_in.columns, strict=True))
-        projected, vectors = Projected(self._inputs, layer.attention_in.width, columns), layer.recurrent
+        projected, vectors = Projected(self._inputs, self._inputs.shape[1], columns), layer.recurrent
 
         def fields_of(part: int) -> dict[IntEnum, int]:
             return states.fields(index, group_field(number), part)

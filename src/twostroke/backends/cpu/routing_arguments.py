@@ -21,6 +21,7 @@ class RouteField(Field):
     RANKED_BY = auto()
     NORMALISES = auto()
     SHARE_SCALE = auto()
+    EXPERT_SCALES = auto()  # f32 [experts] what an expert's share is multiplied by besides, or 0
     ROWS = auto()
     CHOSEN = auto()  # i64 [rows, per_token]
     SHARES = auto()  # f32 [rows, per_token]

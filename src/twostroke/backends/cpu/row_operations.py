@@ -6,7 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import MOST_PIECES, MatmulField, NormField, StepField, Wait, float_bits
+from twostroke.backends.cpu.arguments import (
+    MOST_PIECES,
+    ColumnsField,
+    MatmulField,
+    NormField,
+    StepField,
+    Wait,
+    float_bits,
+)
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
@@ -28,6 +36,24 @@ class Rows:
     blocks: StepField
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Some columns of a buffer's rows, in parts side by side."""
+
+    buffer: Floats
+    first: int
+    width: int
+    count: int = 1
+
+    @property
+    def place(self) -> int:
+        return address_of(self.buffer) + 4 * self.first
+
+    @property
+    def stride(self) -> int:
+        return int(self.buffer.shape[1])
+
+
 class RowOperations:
     """Adds them to a tape, for the rows that it is at."""
 
@@ -45,8 +71,36 @@ class RowOperations:
             NormField.ROWS: self._rows.count,
         }
 
-    def _add_norm(self, operand: Operand, weight: Floats, reader: Projection) -> None:
-        self._add_row_operation("norm", self._norm_fields(self._rows.hidden, weight), operand, reader)
+    def _add_norm(self, operand: Operand, weight: Floats | None, reader: Projection) -> None:
+        """The residual as a projection's input; without a weight, as it is."""
+        fields = self._norm_fields(self._rows.hidden, weight)
+        self._add_row_operation("prepare" if weight is None else "norm", fields, operand, reader)
+
+    def _add_norm_columns(
+        self,
+        source: Columns,
+        weight: Floats | None,
+        epsilon: float,
+        *,
+        target: Columns | None = None,
+        accumulate: bool = False,
+        wait: Wait = Wait.NEVER,
+    ) -> None:
+        """Each part by itself; in place without a `target`. What follows without a wait must take the same rows."""
+        target = target or source
+        fields: dict[IntEnum, int] = {
+            ColumnsField.INPUT: source.place,
+            ColumnsField.STRIDE: source.stride,
+            ColumnsField.WIDTH: source.width,
+            ColumnsField.COUNT: source.count,
+            ColumnsField.WEIGHT: address_of(weight),
+            ColumnsField.EPSILON: float_bits(epsilon),
+            ColumnsField.ROWS: self._rows.count,
+            ColumnsField.OUTPUT: target.place,
+            ColumnsField.OUTPUT_STRIDE: target.stride,
+            ColumnsField.ACCUMULATE: int(accumulate),
+        }
+        self.tape.add("norm_columns", fields, wait=wait)
 
     def _add_row_operation(
         self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection
@@ -79,7 +133,7 @@ class RowOperations:
                 MatmulField.NUM_TILES: matrix.num_tiles,
                 MatmulField.ROWS: self._rows.count,
                 MatmulField.OUTPUT: address_of(output) + 4 * part.column,
-                MatmulField.OUTPUT_STRIDE: projection.width,
+                MatmulField.OUTPUT_STRIDE: output.shape[1],
                 MatmulField.BIAS: address_of(part.bias),
                 MatmulField.ACCUMULATE: int(accumulate),
             }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.tile_kinds import OPENED_GROUP_BYTES, TileKind
-from twostroke.models.spec import GroupedAttention, LatentAttention, Mlp, ModelSpec
+from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, Mlp, ModelSpec, MoeSpec
 
 SPAN = 256
 """Positions whose attention scores are held at once."""
@@ -27,11 +27,25 @@ ROUTING_ARRAYS = 4
 """Of a number for each expert, that choosing some takes in scratch: scores, what they are worth, and no more groups
 than experts, twice."""
 
-CLAMPED = "clamped_"
+CLAMPED, RELU_SQUARED = "clamped_", "relu2"
+
+
+def mlps_of(spec: ModelSpec) -> list[Mlp]:
+    return [layer.mlp for layer in spec.layers if layer.mlp is not None]
+
+
+def plain_activation(spec: ModelSpec) -> str | None:
+    """Of MLPs and experts without a gate; None: all have one."""
+    dense = [mlp.expert if isinstance(mlp, MoeSpec) else mlp for mlp in mlps_of(spec)]
+    dense += [mlp.shared for mlp in mlps_of(spec) if isinstance(mlp, MoeSpec) and mlp.shared is not None]
+    plain = next((one for one in dense if not one.is_gated), None)
+    return None if plain is None else "gelu" if plain.is_exact else activation_name(plain)
 
 
 def activation_name(mlp: Mlp) -> str:
     """Of what joins gate and up: code is made for it, its numbers and all."""
+    if mlp.squared_relu:
+        return RELU_SQUARED
     return mlp.activation if mlp.clamp is None else f"{CLAMPED}{mlp.clamp.limit!r}_{mlp.clamp.alpha!r}"
 
 
@@ -41,21 +55,27 @@ def attending(spec: ModelSpec) -> GroupedAttention | LatentAttention:
     return next(one for one in found if isinstance(one, GroupedAttention | LatentAttention))
 
 
+def attended_widths(spec: ModelSpec) -> tuple[int, ...]:
+    """Of what attention hands on to its output projections, in all layers that attend."""
+    found = (layer.attention for layer in spec.layers)
+    return tuple({attended_width(one): None for one in found if isinstance(one, GroupedAttention | LatentAttention)})
+
+
 def attended_width(attention: GroupedAttention | LatentAttention) -> int:
-    """Of what attention hands on to its output projection."""
+    """The same of one."""
     if isinstance(attention, LatentAttention):
         return attention.num_heads * attention.value_dim
     return attention.query_width
 
 
-def mlp_widths(spec: ModelSpec) -> dict[str, int]:
-    """The widths within a model's MLPs, by name; 0: there is none."""
-    moe = spec.moe
-    shared = None if moe is None else moe.shared
+def mlp_widths(spec: ModelSpec) -> dict[str, set[int]]:
+    """The widths within a model's MLPs, by name."""
+    mlps = mlps_of(spec)
+    moes = [mlp for mlp in mlps if isinstance(mlp, MoeSpec)]
     return {
-        "intermediate size": spec.dense_width,
-        "experts' intermediate size": 0 if moe is None else moe.expert_intermediate_size,
-        "shared expert's intermediate size": 0 if shared is None else shared.intermediate_size,
+        "intermediate size": {mlp.intermediate_size for mlp in mlps if isinstance(mlp, DenseMlp)},
+        "experts' intermediate size": {moe.expert_intermediate_size for moe in moes},
+        "shared expert's intermediate size": {moe.shared.intermediate_size for moe in moes if moe.shared is not None},
     }
 
 
@@ -117,7 +137,7 @@ class KernelShape:
     both_ways: bool = False
     """Tokens see those behind them, too."""
     plain_activation: str | None = None
-    """Of an encoder, whose MLP has no gate; None: it is none."""
+    """Of MLPs without a gate, as an encoder's are; None: there are none."""
     num_experts: int = 0
     """0: its MLPs are dense."""
     own_value_dim: int | None = None
@@ -212,6 +232,35 @@ class KernelShape:
     def span_bytes(self, accumulators: int) -> int:
         """Of the scores of a span, of as many rows as are computed together; their weights take as much at most."""
         return 4 * self.heads_together * self.queries_together(accumulators) * SPAN
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHeads:
+    """How the layers of a KV group attend."""
+
+    num_kv_heads: int
+    shape: KernelShape
+
+
+def layer_shape(base: KernelShape, own: GroupedAttention) -> KernelShape:
+    """Of the code that a layer attends with; `base`: of the model's first that attends."""
+    return replace(
+        base,
+        head_dim=own.head_dim,
+        queries_per_kv_head=own.queries_per_kv_head,
+        soft_capped=own.softcap is not None,
+        has_sinks=own.has_sinks,
+        both_ways=not own.is_causal,
+    )
+
+
+def heads_by_layer(spec: ModelSpec, base: KernelShape) -> dict[int, LayerHeads]:
+    found = {index: layer.attention for index, layer in enumerate(spec.layers)}
+    return {
+        index: LayerHeads(own.num_kv_heads, layer_shape(base, own))
+        for index, own in found.items()
+        if isinstance(own, GroupedAttention)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,11 @@ class Tape:
         matrix: PackedMatrix | None = None,
         pieces: int = 1,
         pieces_of_many: int = 1,
+        variant: str | None = None,
     ) -> None:
         """One operation; fields that are not given are 0. A stage is cut into pieces as its last entry says; with no
-        pieces, every thread does this operation for itself before others of its stage."""
+        pieces, every thread does this operation for itself before others of its stage. `variant`: of the code, which
+        has the function for several sizes."""
         assert pieces <= MOST_PIECES and (pieces or wait is Wait.NEVER)
         record = np.zeros(max(fields) + 16, dtype=np.int64)
         for field, value in fields.items():
@@ -46,7 +48,8 @@ class Tape:
         self.names.append(function)
         self.matrices.append(matrix)
         self._records.append(record)  # keeps it where the tape points
-        self._entries.append((self._code.address(function), address_of(record), int(wait), pieces, pieces_of_many))
+        address = self._code.address(function, variant)
+        self._entries.append((address, address_of(record), int(wait), pieces, pieces_of_many))
 
     def entries(self) -> Record:
         """[operations, fields of an entry]. The caller keeps the tape alive. At its end all threads are waited for,

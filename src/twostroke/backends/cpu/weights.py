@@ -13,7 +13,7 @@ import numpy as np
 
 from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
-from twostroke.backends.cpu.experts import Expert, LayerExperts
+from twostroke.backends.cpu.experts import Expert, ExpertNorms, LayerExperts
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.latent_weights import LatentWeights, is_plain, latent_matrices
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
@@ -23,7 +23,7 @@ from twostroke.backends.cpu.recurrent_shape import projected_names
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LatentAttention, Recurrent, expert_name, layer_name
+from twostroke.models.spec import DenseMlp, LatentAttention, Recurrent, expert_name, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 
@@ -46,9 +46,18 @@ class Projection:
     """Outputs, padding included."""
 
     @property
-    def is_one_matrix(self) -> bool:
-        """Of one kind throughout, and without biases: what a gated product asks of gate and up."""
-        return len(self.parts) == 1 and self.parts[0].bias is None
+    def depth(self) -> int:
+        """Inputs."""
+        return self.parts[0].matrix.depth
+
+    @property
+    def is_gated_product(self) -> bool:
+        """Gate and up in one matrix: of one kind throughout, and without biases."""
+        return len(self.columns) == 2 and len(self.parts) == 1 and self.parts[0].bias is None
+
+
+NO_PROJECTION = Projection((), (), 0)
+"""Of a layer that has no such block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +71,32 @@ class SharedExpert:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerInputWeights:
+    """Of a layer that gets vectors beside the residual."""
+
+    gate: Projection
+    out: Projection
+    norm: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInputs:
+    """What the vectors of all layers are made with."""
+
+    embedding: WeightTensor
+    projection: Projection
+    norm: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    attention_norm: Floats
+    """Of a layer without attention, or without an MLP, their projections are NO_PROJECTION."""
+
+    attention_norm: Floats | None
+    """None, here and below: the block reads the residual as it is."""
     attention_in: Projection
     attention_out: Projection
-    mlp_norm: Floats
+    mlp_norm: Floats | None
     mlp_in: Projection
     mlp_out: Projection
     q_norm: Floats | None
@@ -84,6 +114,18 @@ class LayerWeights:
     recurrent: RecurrentVectors | None = None
     has_output_gate: bool = False
     """Whether the last of `attention_in` gates what heads find."""
+    layer_input: LayerInputWeights | None = None
+    scale: float = 1.0
+    """What the residual is multiplied by behind it."""
+
+    @property
+    def has_attention(self) -> bool:
+        """Or a state."""
+        return self.attention_in is not NO_PROJECTION
+
+    @property
+    def has_mlp(self) -> bool:
+        return self.mlp_in is not NO_PROJECTION
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +139,7 @@ class Weights:
     notes: tuple[str, ...]
     join: Projection | None = None
     """Of a head: what joins the hidden states that it reads."""
+    layer_inputs: LayerInputs | None = None
     kept_at: Path | None = None
     """The entry of the cache of packed weights that they were mapped from; None: they were packed now."""
 
@@ -165,7 +208,19 @@ class _Layout:
         assert final_norm is not None
         notes = tuple(f"{count} tensors {change}" for change, count in sorted(self._changed.items()))
         join = self._projection(["fc"]) if "fc" in self._tensors else None
-        return Weights(self._tensors["embedding"], layers, final_norm, head, notes, join)
+        return Weights(self._tensors["embedding"], layers, final_norm, head, notes, join, self._layer_inputs())
+
+    def _layer_inputs(self) -> LayerInputs | None:
+        if self._spec.layer_input is None:
+            return None
+        norm = self._present("layer_projection_norm") * np.float32(2**-0.5)  # half of a vector is looked up
+        return LayerInputs(self._tensors["layer_embedding"], self._projection(["layer_projection"]), norm)
+
+    def _layer_input(self, index: int) -> LayerInputWeights | None:
+        if self._spec.layers[index].layer_input is None:
+            return None
+        gate, out, norm = (layer_name(index, part) for part in ("input_gate", "input_projection", "post_input_norm"))
+        return LayerInputWeights(self._projection([gate]), self._projection([out]), self._present(norm))
 
     def fill(self, threads: int) -> None:
         def fill_one(item: tuple[PackedMatrix, list[str]]) -> None:
@@ -181,12 +236,13 @@ class _Layout:
         def name(part: str) -> str:
             return layer_name(index, part)
 
-        attention_norm, mlp_norm = self._vector(name("attention_norm")), self._vector(name("mlp_norm"))
-        assert attention_norm is not None and mlp_norm is not None
         moe = self._spec.layers[index].moe
-        mlps = [""] if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
+        mlps = [] if self._spec.layers[index].mlp is None else [""]
+        mlps = mlps if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
         attention, latent, recurrent = self._spec.layers[index].attention, None, None
-        if isinstance(attention, LatentAttention):
+        if attention is None:
+            attention_in = NO_PROJECTION
+        elif isinstance(attention, LatentAttention):
             into = "q" if attention.query_rank is None else "q_a"
             attention_in = self._projection([name(into), name("kv_a")])
             latent = self._latent(index, attention)
@@ -195,23 +251,22 @@ class _Layout:
             attention_in = self._projection([name(part) for part in projected_names(attention)], has_biases=False)
             recurrent = RecurrentVectors.of(self._tensors, index, attention)
         else:
-            gate = [name("q_gate")] if name("q_gate") in self._tensors else []
-            attention_in = self._projection([name("q"), name("k"), name("v"), *gate])
-        attention_out = self._projection([name("o")])
-        dense = self._spec.layers[index].dense
-        inner = ["up"] if dense is not None and not dense.is_gated else ["gate", "up"]
+            parts = (name(part) for part in ("q", "k", "v", "q_gate"))
+            attention_in = self._projection([part for part in parts if part in self._tensors])
+        attention_out = NO_PROJECTION if attention is None else self._projection([name("o")])
+        inner = self._inner(self._spec.layers[index].dense if moe is None else moe.expert)
         pairs = [
             (self._projection([name(f"{own}{part}") for part in inner]), self._projection([name(f"{own}down")]))
             for own in mlps
         ]
-        shared = None if moe is None or moe.shared is None else self._shared_expert(index)
+        shared = None if moe is None or moe.shared is None else self._shared_expert(index, moe.shared)
         return LayerWeights(
-            attention_norm=attention_norm,
+            attention_norm=self._vector(name("attention_norm")),
             attention_in=attention_in,
             attention_out=attention_out,
-            mlp_norm=mlp_norm,
-            mlp_in=pairs[0][0],
-            mlp_out=pairs[0][1],
+            mlp_norm=self._vector(name("mlp_norm")),
+            mlp_in=pairs[0][0] if pairs else NO_PROJECTION,
+            mlp_out=pairs[0][1] if pairs else NO_PROJECTION,
             q_norm=self._vector(name("q_norm")),
             k_norm=self._vector(name("k_norm")),
             post_attention_norm=self._vector(name("post_attention_norm")),
@@ -224,19 +279,26 @@ class _Layout:
             latent=latent,
             recurrent=recurrent,
             has_output_gate=name("q_gate") in self._tensors,
+            layer_input=self._layer_input(index),
+            scale=float(self._present(name("layer_scale"))[0]) if name("layer_scale") in self._tensors else 1.0,
         )
 
     def _latent(self, index: int, own: LatentAttention) -> LatentWeights:
-        latent_norm = self._vector(layer_name(index, "kv_a_norm"))
-        assert latent_norm is not None
+        latent_norm = self._present(layer_name(index, "kv_a_norm"))
         key_b, value_b = latent_matrices(self._tensors[layer_name(index, "kv_b")], own, self._kv_kind)
         query_b = None if own.query_rank is None else self._projection([layer_name(index, "q_b")])
         return LatentWeights(latent_norm, key_b, value_b, self._vector(layer_name(index, "q_a_norm")), query_b)
 
-    def _shared_expert(self, index: int) -> SharedExpert:
-        gate, up, down, router = (layer_name(index, f"shared.{part}") for part in ("gate", "up", "down", "router"))
+    def _shared_expert(self, index: int, own: DenseMlp) -> SharedExpert:
+        inner = [layer_name(index, f"shared.{part}") for part in self._inner(own)]
+        down, router = (layer_name(index, f"shared.{part}") for part in ("down", "router"))
         own_router = self._tensors[router].to_float32().reshape(-1) if router in self._tensors else None
-        return SharedExpert(self._projection([gate, up]), self._projection([down]), own_router)
+        return SharedExpert(self._projection(inner), self._projection([down]), own_router)
+
+    @staticmethod
+    def _inner(mlp: DenseMlp | None) -> list[str]:
+        """The matrices that an MLP's input is multiplied by."""
+        return ["gate", "up"] if mlp is None or mlp.is_gated else ["up"]
 
     def _sinks(self, name: str) -> Floats | None:
         found = self._vector(name)
@@ -246,7 +308,21 @@ class _Layout:
         router = self._projection([layer_name(index, "router")])
         parts = [(into.parts[0], out.parts[0]) for into, out in pairs]
         experts = tuple(Expert(into.matrix, out.matrix, into.bias, out.bias) for into, out in parts)
-        return LayerExperts(router, experts, self._vector(layer_name(index, "router_correction")))
+        correction, scales = (self._vector(layer_name(index, part)) for part in ("router_correction", "expert_scale"))
+        return LayerExperts(router, experts, correction, scales, self._expert_norms(index))
+
+    def _expert_norms(self, index: int) -> ExpertNorms | None:
+        moe = self._spec.layers[index].moe
+        if moe is None or not moe.has_own_norms:
+            return None
+        names = ("router_norm", "experts_norm", "post_experts_norm", "post_shared_norm")
+        router, *others = (self._present(layer_name(index, name)) for name in names)
+        return ExpertNorms(router * np.float32(self._spec.hidden_size**-0.5), *others)
+
+    def _present(self, name: str) -> Floats:
+        found = self._vector(name)
+        assert found is not None
+        return found
 
     def _vector(self, name: str) -> Floats | None:
         if name not in self._tensors:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from twostroke.backends.cuda import kv_codes
 from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
+from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape, mixer_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.cuda.supported import has_latents, unsupported_layers
 from twostroke.backends.interface import BackendSettings, HeadNeeds
@@ -26,9 +27,10 @@ from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads import Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
+from twostroke.models.heads.mtp import MtpHead
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
@@ -111,6 +113,8 @@ class CudaFactory:
             return "--quantise none holds them in the few bits that they are stored in"
         if has_latents(checkpoint.spec):
             return "latent attention is computed by 16-bit matrices: they are brought to 16"
+        if mixer_of(checkpoint.spec) is not None:
+            return "layers that keep states are computed by 16-bit matrices: they are brought to 16"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
@@ -136,6 +140,8 @@ class CudaFactory:
             return f"it has no experts in {wish.weights}"
         if has_latents(checkpoint.spec):
             return f"it has no latent attention in {wish.weights}"
+        if mixer_of(checkpoint.spec) is not None:
+            return f"it has no layers that keep states in {wish.weights}"
         if wish.weights == "fp8" and _lacks_float8():
             return "this device multiplies no float8: that takes compute capability 8.9 or newer"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
@@ -146,13 +152,19 @@ class CudaFactory:
         return Formats(wish.weights, arithmetic, "bf16", stored=stored, reasons=(why,))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
-        attentions = (checkpoint.spec.layers[layer].attention for layer in layers)
+        attentions = [checkpoint.spec.layers[layer].attention for layer in layers]
         attending = [one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)]
-        return sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
+        states = (StateShape.of(one).values for one in attentions if isinstance(one, Recurrent))
+        kept = sum(kv_codes.kv_code(checkpoint, formats).token_bytes(one) for one in attending)
+        return kept + sum(states) * STATE_BYTES
 
-    def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
-        if not isinstance(head, Eagle3Head):
-            return "it drafts by EAGLE-3 heads, and by no others yet"
+    def head_needs(self, head: Head, formats: Formats) -> HeadNeeds | str:
+        if isinstance(head, MedusaHeads):
+            from twostroke.backends.cuda.medusa import medusa_needs
+
+            return medusa_needs(head, formats, self.suits)
+        if isinstance(head, MtpHead):
+            return "it drafts by no MTP blocks yet"
         spec = ModelSpec("eagle3", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
         if (reason := unsupported_layers(spec)) is not None:
             return reason
@@ -163,6 +175,11 @@ class CudaFactory:
 
         return head_needs(head, formats, self.suits, card_of(torch.device("cuda"), torch.bfloat16))
 
+    def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
+        from twostroke.backends.cuda.draft_model import companion_bytes
+
+        return companion_bytes(checkpoint, formats, self.suits)
+
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         return read_bytes(checkpoint, name, formats)
 
@@ -172,11 +189,14 @@ class CudaFactory:
         from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
         from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
+        from twostroke.backends.cuda.verify import most_queries
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
         nowhere, held = torch.device("meta"), held_of(checkpoint, formats)
-        buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, nowhere, torch.bfloat16, held)
+        num_tokens = self.suits.max_tokens_per_step
+        num_queries = most_queries(self.suits.max_running, num_tokens)
+        buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
         weight_bytes = held_weight_bytes(checkpoint, formats) + quantising_bytes(checkpoint, formats)
@@ -224,7 +244,7 @@ class CudaFactory:
 
         from twostroke.backends.cuda.backend import DTYPES, CudaBackend
         from twostroke.backends.cuda.drafting import MAX_DRAFTS
-        from twostroke.backends.cuda.head_loading import head_of
+        from twostroke.backends.cuda.head_loading import drafter_of
         from twostroke.backends.cuda.products import card_of
         from twostroke.backends.cuda.tuned_table import Choices
 
@@ -233,10 +253,21 @@ class CudaFactory:
         own = settings.formats or self.formats(checkpoint)
         assert isinstance(own, Formats)
         device, drafter = torch.device("cuda"), None
-        for one in settings.companions:  # one head at most: methods are named once
-            choices = Choices.on(card_of(device, DTYPES[own.arithmetic]))
-            context, has_copies = settings.max_context, own.copies is not None
-            drafter = head_of(one, layout, max_context=context, choices=choices, has_copies=has_copies)
+        if len(settings.companions) > 1:
+            names = " and ".join(one.method for one in settings.companions)
+            raise BackendError(f"the cuda backend has room for one drafter on the device, not for {names} together")
+        for one in settings.companions:
+            dtype, kv_dtype = DTYPES[one.formats.arithmetic], DTYPES[one.formats.kv]
+            drafter = drafter_of(
+                one,
+                checkpoint.spec,
+                layout,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                max_context=settings.max_context,
+                choices=Choices.on(card_of(device, dtype)),
+                has_copies=own.copies is not None,
+            )
         try:
             return CudaBackend(
                 checkpoint,

@@ -25,7 +25,7 @@ from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
-from twostroke.backends.cuda.model_matrices import held_of, products_of
+from twostroke.backends.cuda.model_matrices import attention_of, held_of, products_of
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
@@ -34,9 +34,11 @@ from twostroke.backends.cuda.results import Advances, CudaTicket, PromptLogprobR
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
+from twostroke.backends.cuda.states import DeviceStates
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.verify import Guess, VerifyPath, most_queries
 from twostroke.backends.cuda.weights import Progress, Weights
+from twostroke.backends.host.block_conversion import BlockConversion
 from twostroke.backends.interface import refuse_drafts
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import STORED, Formats
@@ -50,7 +52,8 @@ from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
 
 STAGED_PER_TOKEN = 8
-"""Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
+"""Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles. Of a
+model that reads along there are tiles, too."""
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32} | dict.fromkeys(
     ("fp8", "int8"), torch.bfloat16
 )
@@ -101,15 +104,13 @@ class CudaBackend:
         max_sampled = max(max_rows + MAX_CHUNKS, max_queries)  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
-        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held)
-        # For all layers: a checkpoint whose layers differ was declined.
-        heads, page = spec.layers[0].attention, layout.block_size
+        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries)
+        heads, page = attention_of(spec), layout.block_size
         one_byte = OneByteKV.of(checkpoint, formats, device)
         attention: Attention | LatentKernels
         if isinstance(heads, LatentAttention):
             attention = LatentKernels(heads, page, dtype, device, max(max_rows, max_queries))
         else:
-            heads = spec.layers[0].grouped
             sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, page, dtype, 1 + max_drafts)
             scaled = NO_SCALES if one_byte is None else one_byte.scaled
             attention = Attention(AttentionShape(*sizes, scaled), device, max_rows, max_queries)
@@ -123,8 +124,9 @@ class CudaBackend:
             buffers=buffers,
             attention=attention,
             graphs=GraphCache(device),
-            staging=Staging(STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
+            staging=Staging((1 + bool(drafter)) * STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
             tokens=torch.zeros(max_sampled, dtype=torch.int32, device=device),
+            states=None if kv.states is None else DeviceStates(kv, rows),
         )
         self.max_drafts = max_drafts
         self._drafter = None if drafter is None else drafter(self._parts)
@@ -132,10 +134,13 @@ class CudaBackend:
             self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
         self._decodes = DecodePath(self._parts, max_rows)
         self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
-        self._prefills = PrefillPath(self._parts, max_rows, max_context)
+        beside = None if self._drafter is None else self._drafter.attention
+        self._prefills = PrefillPath(self._parts, max_rows, max_context, beside)
         self._guesser = Guesser()
+        self._guesser.matcher_of = rows.grammars.known_matcher
         if self._drafter is not None:
-            self.unseen = UnseenDrafts(self._drafter.name, self._drafter.source, self._drafter.seconds)
+            own = self._drafter
+            self.unseen = UnseenDrafts(own.name, own.source, own.seconds, own.most, own.max_context)
             self._guesser.unseen = self.unseen
         self._results = Results(max(max_rows, max_queries), device)
         times = self._get_ready(partial(loader.fill, progress), weights)
@@ -175,6 +180,8 @@ class CudaBackend:
         """Launch every kernel that a step may need, on nobody's rows, and capture the steps that recur: no request
         waits for a compiler. A rehearsal captures nothing."""
         self._parts.rows.prepare()
+        if self._parts.states is not None:
+            self._parts.states.prepare()
         self._parts.decoder.prepare()
         self._prefills.prepare(rehearses=rehearses)
         self._decodes.prepare(rehearses=rehearses)
@@ -190,6 +197,7 @@ class CudaBackend:
 
     def use_speculator(self, speculator: Speculator) -> None:
         self._guesser.speculator = speculator
+        speculator.watch(self._parts.rows.grammars.known_matcher)
 
     def forget_texts(self) -> None:
         if self._guesser.speculator is not None:
@@ -210,6 +218,8 @@ class CudaBackend:
         parts = self._parts
         wait = None if self._kept is None else self._copies(self._kept, step)
         parts.rows.update(step)
+        if parts.states is not None:
+            parts.states.restore(step)
         guesses = self._guesses(step)
         arrival = self._results.start()
         rows: list[int] = []
@@ -221,7 +231,10 @@ class CudaBackend:
             rows, width = self._verifies.launch(step, guesses)
         elif step.decodes:
             rows = self._decodes.launch(step)
-        logprobs = logprob_readers(step, rows, parts, width)
+        if parts.states is not None and not (guesses and self._verifies is not None):
+            parts.states.save(step)
+        num_queries = [1 + guess.num_drafts for guess in guesses] if width > 1 else None
+        logprobs = logprob_readers(step, rows, parts, width, num_queries)
         grammars, sampled = parts.rows.grammars, sampling_ids(step)
         tokens, stuck = parts.tokens[: len(rows) * width], grammars.stuck(sampled)
         drafted = self._guesser.launched(step, guesses)
@@ -233,6 +246,9 @@ class CudaBackend:
     def _copies(self, kept: CudaKeptBlocks, step: Step) -> Callable[[int | None], None] | None:
         """Queue a step's copies; what it is to call before it reads blocks that are on their way, if it reads some."""
         kept.start(step)
+        copied = [(one.group, slot) for one in step.restores for slot in (one.source, one.target)]
+        if copied_to := kept.loading({*copied, *((one.group, one.slot) for one in step.saves)}):
+            kept.wait(copied_to)  # copies of states come before all layers
         jobs = kept.awaited(step.grants)
         if not jobs:
             return None
@@ -246,6 +262,9 @@ class CudaBackend:
     @property
     def block_format(self) -> KVFormat:
         return KVFormat(self.name, self._arithmetic, self._layout.block_size, self._kv.block_formats())
+
+    def block_converter(self) -> BlockConversion:
+        return BlockConversion(self.block_format)
 
     def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
         target = self._blocks_in(group, block_ids, into)
@@ -272,7 +291,7 @@ class CudaBackend:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         shape = (len(block_ids), *self._kv.block_shape(group))
-        return torch.frombuffer(memory, dtype=self._kv.dtype).view(shape)
+        return torch.frombuffer(memory, dtype=self._kv.dtype_of(group)).view(shape)
 
     def keep_blocks(self, num_slots: Sequence[int]) -> CudaKeptBlocks:
         self._kept = CudaKeptBlocks(self._kv, num_slots, self._device)

@@ -8,11 +8,13 @@ import torch
 
 from twostroke.backends.cuda.kernels.product import padded_rows
 from twostroke.backends.cuda.latent import LatentBuffers
-from twostroke.backends.cuda.model_matrices import widest_mlp
+from twostroke.backends.cuda.model_matrices import attention_of, model_matrices, widest_mlp
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
+from twostroke.backends.cuda.recurrent import RecurrentBuffers
+from twostroke.backends.cuda.state_shape import mixer_of
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
-from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec
+from twostroke.models.spec import LatentAttention, ModelSpec
 
 
 class Buffers:
@@ -26,41 +28,57 @@ class Buffers:
         device: torch.device,
         dtype: torch.dtype,
         held: Held = AS_COMPUTED,
+        num_queries: int = 0,
     ) -> None:
-        """`held`: how layers' matrices are held."""
+        """`held`: how layers' matrices are held. `num_queries`: of a step that verifies drafts, at most."""
 
         def empty(width: int) -> torch.Tensor:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
-        attention = spec.layers[0].attention
-        assert isinstance(attention, GroupedAttention | LatentAttention)
-        first_width, attention_width = attention.query_width, attention.query_width
-        self.latent = None
+        attention, mixer = attention_of(spec), mixer_of(spec)
+        self.latent = self.recurrent = None
         if isinstance(attention, LatentAttention):
-            attention_width = attention.num_heads * attention.value_dim
-            first_width = attention.query_width if attention.query_rank is None else attention.query_rank
             self.latent = LatentBuffers(attention, num_tokens, dtype, device)
+        if mixer is not None:
+            self.recurrent = RecurrentBuffers(spec, mixer, num_tokens, num_queries, dtype, device)
+        matrices = {(matrix.kind, matrix.product) for matrix in model_matrices(spec)}
         self.positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self.residual = empty(spec.hidden_size)
         self.normed = empty(spec.hidden_size)
-        self.qkv = empty(first_width + attention.kv_values)
-        self.attention = empty(attention_width)
+        self.qkv = empty(max(product.outputs for kind, product in matrices if kind == "qkv"))
+        self.attention = empty(max(product.width for kind, product in matrices if kind == "o"))
         self.activated = empty(widest_mlp(spec))
         self.products = ProductScratch(spec, num_tokens, dtype, device, held)
         self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
-        self.selected_attention = torch.zeros(num_logits, attention_width, dtype=dtype, device=device)
+        self.selected_attention = torch.zeros(num_logits, self.attention.shape[1], dtype=dtype, device=device)
         self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
 
     def activated_of(self, num_rows: int, width: int) -> torch.Tensor:
         """Of an MLP of this width, which may be less than the widest  # [num_rows, width]"""
-        return self.activated.view(-1)[: num_rows * width].view(num_rows, width)
+        return _narrow(self.activated, num_rows, width)
+
+    def qkv_of(self, num_rows: int, width: int) -> torch.Tensor:
+        """What a layer's first product gives  # [num_rows, width]"""
+        return _narrow(self.qkv, num_rows, width)
+
+    def attention_of(self, num_rows: int, width: int) -> torch.Tensor:
+        """What its last one before the MLP reads  # [num_rows, width]"""
+        return _narrow(self.attention, num_rows, width)
+
+    def selected_of(self, num_rows: int, width: int) -> torch.Tensor:
+        return _narrow(self.selected_attention, num_rows, width)
 
     def clear_padding(self, num_rows: int) -> None:
         """Products of `num_rows` rows multiply some behind them, too, and drop the results. Zeros take less power than
         what a larger step left there, and power is what holds back large batches of decodes."""
         for inputs in (self.normed, self.attention, self.activated):
             inputs[num_rows : padded_rows(num_rows)].zero_()
+
+
+def _narrow(room: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
+    """Rows one behind the other, as wide as they are, in room for wider ones."""
+    return room.view(-1)[: num_rows * width].view(num_rows, width)
 
 
 def tensor_bytes(value: Any) -> int:

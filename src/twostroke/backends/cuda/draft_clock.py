@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -10,6 +11,10 @@ import torch
 from twostroke.backends.cuda.graphs import GraphCache
 
 REPEATS = 5
+TIMED_STREAMS, TIMED_WIDTH = (1, 8, 32, 128, 512), 3
+"""What drafts take is measured at start: of this many streams, two drafts each."""
+Draft = Callable[[torch.Tensor, int, torch.Tensor], None]
+"""`DeviceDrafter.draft`."""
 
 
 class DraftClock:
@@ -18,6 +23,13 @@ class DraftClock:
     def __init__(self, graphs: GraphCache) -> None:
         self._graphs = graphs
         self._known: dict[int, float] = {}
+
+    def time_all(self, draft: Draft, padding_row: int, device: torch.device) -> None:
+        """On the padding row, which keeps no state; it is the last."""
+        nobodys = torch.full((padding_row * TIMED_WIDTH,), padding_row, dtype=torch.int32, device=device)
+        drafts = torch.zeros(padding_row + 1, TIMED_WIDTH, dtype=torch.int32, device=device)
+        for count in dict.fromkeys(min(count, padding_row) for count in TIMED_STREAMS):
+            self.time(count, TIMED_WIDTH - 1, partial(draft, nobodys[: count * TIMED_WIDTH], TIMED_WIDTH, drafts))
 
     def time(self, num_streams: int, num_drafts: int, work: Callable[[], None]) -> None:
         """`work` makes this many drafts of each stream; it must be harmless."""

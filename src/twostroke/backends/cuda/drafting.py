@@ -3,11 +3,15 @@ Knows neither how drafts are made nor how they are verified."""
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from twostroke.backends.cuda.model import TokenArrays
+from twostroke.backends.cuda.model import Pass
+
+if TYPE_CHECKING:
+    from twostroke.backends.cuda.attention import Attention
+    from twostroke.backends.cuda.latent import LatentKernels
 
 MAX_DRAFTS: Final = 7
 """That a slot may carry."""
@@ -26,6 +30,14 @@ class DeviceDrafter(Protocol):
     name: str
     source: str
     """Where it comes from."""
+    most: int
+    """Drafts that it makes of a stream."""
+    max_context: int
+    """It drafts for no stream that is longer."""
+
+    @property
+    def attention(self) -> Attention | LatentKernels | None:
+        """By which it reads prompts along, if it is a model of its own: its tiles are sent with each step."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -37,7 +49,7 @@ class DeviceDrafter(Protocol):
     def prepare(self, *, rehearses: bool) -> None:
         """Have kernels compiled that no captured step is sure to meet, and drafts timed; a rehearsal only the first."""
 
-    def follow(self, tokens: TokenArrays, taps: torch.Tensor) -> None:
+    def follow(self, done: Pass, taps: torch.Tensor) -> None:
         """Called in every pass, before anything is sampled: with its tokens, whose positions are known by now, and
         what was tapped of them, side by side  # [num_tokens, taps * hidden]"""
 

@@ -4,12 +4,11 @@ are made, it is told."""
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import triton
 
 from twostroke.backends.cuda.draft_clock import DraftClock
+from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights, layer_spec
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
@@ -32,18 +31,16 @@ from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.matrix import pack
 from twostroke.backends.cuda.mixers import rotation
-from twostroke.backends.cuda.model import TokenArrays
+from twostroke.backends.cuda.model import Pass
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader
-from twostroke.backends.host.eagle3 import FIRST_SLOT
+from twostroke.backends.host.paged_layer import FIRST_SLOT
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.heads.eagle3 import Eagle3Head
 
-TIMED_STREAMS, TIMED_WIDTH = (1, 8, 32, 128, 512), 3
-"""What drafts take is measured at start: of this many streams, two drafts each."""
 ANY_WINDOW = 1 << 30
 """Longer than any context."""
 
@@ -53,6 +50,8 @@ class Eagle3Drafter:
     Every row is read along, whether it is drafted for or not: slots are never missing, of prefixes neither."""
 
     name = "eagle3"
+    most = MAX_DRAFTS
+    attention = None
 
     def __init__(
         self,
@@ -72,6 +71,7 @@ class Eagle3Drafter:
         """`model`: whose groups of the layout are the head's."""
         spec = head.spec
         self.source, self.taps = head.source, tuple(tap - 1 for tap in spec.taps)
+        self.max_context = max_context
         self._spec, self._weights, self._buffers, self._rows = spec, weights, buffers, rows
         self._loader, self._clock = loader, DraftClock(graphs)
         place = layout.places_of(model)[0]
@@ -113,16 +113,12 @@ class Eagle3Drafter:
             for count in (count for count in self._products.long_rows(matrix) if count <= len(out)):
                 self._products.apply(out.new_zeros(count, matrix.product.width), matrix, out[:count])
         if not rehearses:
-            nobodys = torch.full((most * TIMED_WIDTH,), self._rows.padding_row, dtype=torch.int32, device=out.device)
-            drafts = torch.zeros(most + 1, TIMED_WIDTH, dtype=torch.int32, device=out.device)
-            for count in dict.fromkeys(min(count, most) for count in TIMED_STREAMS):
-                work = partial(self.draft, nobodys[: count * TIMED_WIDTH], TIMED_WIDTH, drafts)
-                self._clock.time(count, TIMED_WIDTH - 1, work)
+            self._clock.time_all(self.draft, self._rows.padding_row, buffers.joined.device)
 
-    def follow(self, tokens: TokenArrays, taps: torch.Tensor) -> None:
+    def follow(self, done: Pass, taps: torch.Tensor) -> None:
         """Fill the slots of all tokens of a pass. taps [num_tokens, taps * target hidden], overwritten. Those of drafts
         that will not hold are filled, too; what comes in their place is written over them."""
-        weights, buffers, count = self._weights, self._buffers, len(tokens)
+        weights, buffers, tokens, count = self._weights, self._buffers, done.tokens, len(done.tokens)
         joined, inputs, kv = buffers.joined[:count], buffers.inputs[:count], buffers.kv[:count]
         self._products.apply(self._normed_taps(taps), weights.fc, joined)
         eps, rows, positions = self._spec.norm_eps, tokens.rows, tokens.positions

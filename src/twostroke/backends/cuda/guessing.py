@@ -10,9 +10,10 @@ from functools import partial
 
 from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.verify import MAX_GUESSES, NO_GUESS, UNPLACED, Guess
-from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.grammar import ForeseeingMatcher
 from twostroke.core.step import DecodeSlot, Drafted, RowJoin, Step, StepResult
 from twostroke.speculation.choice import drafts_of_one_width
+from twostroke.speculation.grammar import MatcherOf
 from twostroke.speculation.speculator import Proposed, Speculator
 from twostroke.speculation.unseen import UnseenDrafts
 
@@ -29,7 +30,6 @@ class _Guessed:
 @dataclass(slots=True)
 class _Stream:
     length: int  # tokens that the host knows
-    may_draft: bool
     in_flight: int = 0  # the most tokens that launched steps may bring
     guessed: list[_Guessed] = field(default_factory=list)  # the earliest first
 
@@ -39,6 +39,8 @@ class Guesser:
         self.speculator: Speculator | None = None
         self.unseen: UnseenDrafts | None = None
         """Of whoever drafts on the device."""
+        self.matcher_of: MatcherOf | None = None
+        """Of a row, what watches over its answer, at the last token that the host knows."""
         self._streams: dict[int, _Stream] = {}
         self._drafted: dict[int, Drafted] = {}
         """Of the step that is being launched."""
@@ -52,7 +54,7 @@ class Guesser:
                 self.unseen.close(seq_id)
         for join in step.joins:
             known = len(join.request.prompt_token_ids) + len(join.output_token_ids)
-            self._streams[join.seq_id] = _Stream(known, can_draft(join.request.sampling))
+            self._streams[join.seq_id] = _Stream(known)
             if self.unseen is not None:
                 self.unseen.open(join.seq_id, join.request, ())
         if self.speculator is not None:
@@ -74,19 +76,22 @@ class Guesser:
             self._ask_device(self.unseen, step, widths, found)
         return found if any(guess.num_drafts for guess in found) else []
 
+    def _may_draft(self, slot: DecodeSlot) -> bool:
+        """Behind a draft a grammar must say what may come if it holds."""
+        matcher = None if self.matcher_of is None else self.matcher_of(slot.seq_id)
+        return matcher is None or isinstance(matcher, ForeseeingMatcher)
+
     def _told(self, slot: DecodeSlot, most: int) -> Guess:
         """What the step itself guesses."""
         drafts, stream = slot.drafts, self._streams[slot.seq_id]
-        if drafts is None or not drafts.token_ids or not stream.may_draft:
+        if drafts is None or not drafts.token_ids or not self._may_draft(slot):
             return NO_GUESS
         known = max(0, stream.length - drafts.start)
         token_ids = drafts.token_ids[known : known + MAX_GUESSES]
         return Guess(min(drafts.most, most, len(token_ids)), drafts.start + known, token_ids)
 
     def _speculate(self, speculator: Speculator, step: Step, widths: Sequence[int], found: list[Guess]) -> None:
-        slots = tuple(
-            slot if self._streams[slot.seq_id].may_draft else slot._replace(drafts=None) for slot in step.decodes
-        )
+        slots = tuple(slot if self._may_draft(slot) else slot._replace(drafts=None) for slot in step.decodes)
         ahead = {slot.seq_id: self._streams[slot.seq_id].in_flight for slot in slots}
         pays = partial(drafts_of_one_width, most=[width - 1 for width in widths])
         drafts = speculator.draft(replace(step, decodes=slots), ahead, pays)
@@ -104,7 +109,7 @@ class Guesser:
         slots = [
             slot
             for slot, guess in zip(step.decodes, found, strict=True)
-            if not guess.num_drafts and self._streams[slot.seq_id].may_draft
+            if not guess.num_drafts and self._may_draft(slot)
         ]
         counts = unseen.counts(slots, len(step.decodes), step.draft_costs, [width - 1 for width in widths])
         for place, slot in enumerate(step.decodes):
@@ -143,8 +148,3 @@ class Guesser:
         while stream.guessed and stream.guessed[0].step_id <= step_id:
             guessed = stream.guessed.pop(0)
             speculator.learn(seq_id, guessed.proposed, guessed.came)
-
-
-def can_draft(sampling: SamplingParams) -> bool:
-    """A grammar's masks are made on the host, and of one token at a time; so are logprobs."""
-    return sampling.grammar is None and sampling.logprobs is None

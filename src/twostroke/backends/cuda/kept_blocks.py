@@ -4,7 +4,7 @@ time, and the step that reads them waits for each layer as it gets to it. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -42,9 +42,9 @@ class CudaKeptBlocks:
         self._store, self._device = store, device
         is_cuda = device.type == "cuda"
         self._slots = [
-            torch.zeros((count, *store.block_shape(group)), dtype=store.dtype, pin_memory=is_cuda)
+            torch.zeros((count, *store.block_shape(group)), dtype=store.dtype_of(group), pin_memory=is_cuda)
             for group, count in enumerate(num_slots)
-        ]  # [slots, layers, keys or values, kv_heads, block_size, head_dim]
+        ]  # [slots, layers, keys or values, kv_heads, block_size, head_dim], or as the store has a group's blocks
         self._stream = torch.cuda.Stream(device) if is_cuda else None
         self._jobs: list[_Job] = []
         self._last: dict[tuple[int, int], torch.cuda.Event] = {}  # by slot: when its last copy is made
@@ -144,10 +144,12 @@ class CudaKeptBlocks:
 
     def awaited(self, grants: Sequence[BlockGrant]) -> list[_Job]:
         """Loads of blocks that these name, and that are not known to be over."""
-        if not self._jobs or not grants:
+        if not self._jobs:
             return []
-        granted = {(grant.group, block) for grant in grants for block in grant.block_ids}
-        return [job for job in self._jobs if job.is_load and not job.blocks.isdisjoint(granted)]
+        return self.loading({(grant.group, block) for grant in grants for block in grant.block_ids})
+
+    def loading(self, blocks: Set[tuple[int, int]]) -> list[_Job]:
+        return [job for job in self._jobs if job.is_load and not job.blocks.isdisjoint(blocks)]
 
     def wait(self, jobs: Sequence[_Job]) -> None:
         """Have the current stream wait for all of them: a graph is launched whole."""

@@ -1,5 +1,6 @@
 """Keys and values on the device, for each layer two tensors of blocks, or latents, one: one block more than the ledger
-hands out. The last one takes what padding writes, and is never read for a real token."""
+hands out. The last one takes what padding writes, and is never read for a real token. States of layers that keep them
+are one tensor, with a slot in place of a block."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ import torch
 
 from twostroke.backends.cuda.kernels.paged import PagedKV
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
+from twostroke.backends.cuda.state_shape import StateShape
 from twostroke.core.kv_blocks import BlockFormat
-from twostroke.core.kv_layout import KVLayout
-from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, ModelSpec
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
 
 class KVStore:
@@ -27,7 +29,14 @@ class KVStore:
         self.block_size, self._groups, self._one_byte = layout.block_size, layout.groups, one_byte
         self.dtype = dtype = dtype if one_byte is None else torch.uint8
         layers: dict[int, tuple[int, tuple[torch.Tensor, ...]]] = {}
+        self.states: tuple[int, torch.Tensor] | None = None
+        """The group of states, if there is one, and these, float32 [layers, slots, values]"""
         for index, group in enumerate(layout.groups):
+            if group.is_state:
+                own_states = _states_of(spec, group, device)
+                self.states = index, own_states
+                layers |= {layer: (index, (own_states[place],)) for place, layer in enumerate(group.layers)}
+                continue
             for layer in group.layers:
                 number, own = _kept(spec.layers[layer].attention, layout.block_size, one_byte)
                 shape = (group.num_blocks + 1, *own)
@@ -36,7 +45,7 @@ class KVStore:
         self.group_of = tuple(layers[layer][0] for layer in range(spec.num_layers))
         self.parts = tuple(layers[layer][1] for layer in range(spec.num_layers))
         """Of each layer, its keys and values, [blocks, kv_heads, block_size, head_dim] each, or as bytes [blocks,
-        kv_heads, bytes]; or its latents, [blocks, block_size, rank + rotated]."""
+        kv_heads, bytes]; or its latents, [blocks, block_size, rank + rotated]; or its states, [slots, values]."""
         self._places = {layer: place for group in layout.groups for place, layer in enumerate(group.layers)}
 
     @property
@@ -58,17 +67,24 @@ class KVStore:
 
     def block_formats(self) -> tuple[BlockFormat, ...]:
         """One a KV group."""
-        element = str(self.dtype).removeprefix("torch.") if self._one_byte is None else self._one_byte.element
         return tuple(
             BlockFormat(
                 own.layers,
                 own.window,
-                element,
-                self.dtype.itemsize,
+                self._element(own),
+                self.dtype_of(group).itemsize,
                 tuple(zip(self._axes(group), self.block_shape(group), strict=True)),
             )
             for group, own in enumerate(self._groups)
         )
+
+    def _element(self, group: KVGroup) -> str:
+        if group.is_state:
+            return "float32 of a state, with a ring"
+        return str(self.dtype).removeprefix("torch.") if self._one_byte is None else self._one_byte.element
+
+    def dtype_of(self, group: int) -> torch.dtype:
+        return torch.float32 if self._groups[group].is_state else self.dtype
 
     def layers_of(self, group: int) -> tuple[int, ...]:
         return self._groups[group].layers
@@ -78,6 +94,8 @@ class KVStore:
         return self._places[layer]
 
     def _axes(self, group: int) -> tuple[str, ...]:
+        if self._groups[group].is_state:
+            return ("layer", "state", "number")
         if self._one_byte is not None:
             return ("layer", "keys, values", "kv head", "byte")
         if len(self.block_shape(group)) == 5:
@@ -85,8 +103,8 @@ class KVStore:
         return ("layer", "latent", "position", "number")
 
     def block_shape(self, group: int) -> tuple[int, ...]:
-        """[layers, keys or values, kv_heads, block_size, head_dim], [layers, keys or values, kv_heads, bytes], or
-        [layers, 1, block_size, rank + rotated]"""
+        """[layers, keys or values, kv_heads, block_size, head_dim], [layers, keys or values, kv_heads, bytes],
+        [layers, 1, block_size, rank + rotated], or [layers, 1, values]"""
         layers = self._groups[group].layers
         parts = self.parts[layers[0]]
         return (len(layers), len(parts), *parts[0].shape[1:])
@@ -105,6 +123,13 @@ class KVStore:
         for place, layer in enumerate(layers):
             for number, part in enumerate(self.parts[layer]):
                 part.index_copy_(0, places, data[:, place, number])
+
+
+def _states_of(spec: ModelSpec, group: KVGroup, device: torch.device) -> torch.Tensor:
+    mixer = spec.layers[group.layers[0]].attention
+    assert isinstance(mixer, Recurrent)
+    shape = (len(group.layers), group.num_blocks + 1, StateShape.of(mixer).values)
+    return torch.zeros(shape, dtype=torch.float32, device=device)
 
 
 def _kept(attention: Attention | None, block_size: int, one_byte: OneByteKV | None) -> tuple[int, tuple[int, ...]]:

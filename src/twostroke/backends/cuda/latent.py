@@ -174,6 +174,9 @@ class LatentPath:
         rotated = buffers.rotated[:number]
         attend_chunks(queries, expanded, rotated, work, out, log_sums, scale, shape=self._kernels.chunk)
 
+    def gate(self, index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
+        """It has none."""
+
     def prepare(self, layer: LayerWeights, most_rows: int) -> None:
         """Have kernels of the products compiled which no set of steps is sure to meet all of."""
         buffers, weights = self._buffers, layer.latent

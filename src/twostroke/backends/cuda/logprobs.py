@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -20,17 +21,23 @@ ROWS_AT_ONCE = 32
 ID_BITS = 32
 
 
-def logprob_readers(step: Step, rows: list[int], parts: Parts, width: int = 1) -> dict[int, LogprobReader]:
-    """By sequence, for the tokens just sampled from the logits buffer; of several a row, `width`, the first."""
+def logprob_readers(
+    step: Step, rows: list[int], parts: Parts, width: int = 1, num_queries: Sequence[int] | None = None
+) -> dict[int, LogprobReader]:
+    """By sequence, for the tokens just sampled from the logits buffer. `width`: tokens of a row there, of which the
+    first `num_queries` of each may have come; None: all."""
     wanted = {place: parts.rows.sampling.logprobs_wanted(row) for place, row in enumerate(rows)}
     asked = {place: count for place, count in wanted.items() if count is not None}
     if not asked:
         return {}
-    places = torch.tensor([place * width for place in asked], device=parts.tokens.device)
+    queries = {place: width if num_queries is None else num_queries[place] for place in asked}
+    entries = [place * width + number for place in asked for number in range(queries[place])]
+    places = torch.tensor(entries, device=parts.tokens.device)
     tensors = token_logprobs(parts.buffers.logits[places], parts.tokens[places], max(asked.values())).to_host()
-    seq_ids = sampling_ids(step)
-    counts = list(asked.values())
-    return {seq_ids[place]: partial(_read_one, tensors, counts, at) for at, place in enumerate(asked)}
+    counts = [asked[place] for place in asked for _ in range(queries[place])]
+    seq_ids, ends = sampling_ids(step), accumulate(queries.values())
+    firsts = {place: end - queries[place] for place, end in zip(queries, ends, strict=True)}
+    return {seq_ids[place]: partial(_read_one, tensors, counts, first) for place, first in firsts.items()}
 
 
 def prompt_logprob_readers(
@@ -58,8 +65,10 @@ def following(chunk: PrefillChunk) -> list[int]:
     return [*chunk.token_ids[1:], *([] if chunk.next_token_id is None else [chunk.next_token_id])]
 
 
-def _read_one(tensors: LogprobTensors, counts: list[int], at: int) -> TokenLogprobs:
-    return tensors.rows(counts)[at]
+def _read_one(tensors: LogprobTensors, counts: list[int], first: int, number: int) -> TokenLogprobs:
+    at = first + number
+    (found,) = LogprobTensors(*(tensor[at : at + 1] for tensor in tensors)).rows(counts[at : at + 1])
+    return found
 
 
 def _read_prompt(slices: list[LogprobTensors], count: int) -> tuple[TokenLogprobs, ...] | None:

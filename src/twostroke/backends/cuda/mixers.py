@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.kernels.activation import gate_by_sigmoid
 from twostroke.backends.cuda.kernels.latent_store import LatentKV, Turning
 from twostroke.backends.cuda.kernels.paged import Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels, LatentPath
+from twostroke.backends.cuda.model_matrices import attention_of
 from twostroke.backends.cuda.products import Products
 from twostroke.models.rope_spec import RopeSpec
-from twostroke.models.spec import LatentAttention, ModelSpec, QueryGrowth
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, QueryGrowth
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.buffers import Buffers
-    from twostroke.backends.cuda.rows import DeviceRows
+    from twostroke.backends.cuda.rows import ModelRows
     from twostroke.backends.cuda.weights import LayerWeights, Weights
 
 
@@ -28,17 +30,19 @@ class GroupedPath:
     """Query heads that share keys and values."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: DeviceRows, max_context: int
+        self, spec: ModelSpec, weights: Weights, kv: KVStore, attention: Attention, rows: ModelRows, max_context: int
     ) -> None:
         self._attention, self._eps, device = attention, spec.norm_eps, weights.embedding.device
-        self._heads = heads = [layer.grouped for layer in spec.layers]
-        self._paged = [kv.paged(layer, rows.tables[group]) for layer, group in enumerate(kv.group_of)]
-        self._scorings = [
-            Scoring(own.scale, own.window, own.softcap, sinks=layer.sinks)
-            for own, layer in zip(heads, weights.layers, strict=True)
-        ]
-        self._rotations = {rope: rotation(rope, max_context, device) for rope in {own.rope for own in heads}}
-        self._growths = {growth: growth_of(growth, max_context, device) for growth in {own.growth for own in heads}}
+        attentions = enumerate(layer.attention for layer in spec.layers)
+        self._heads = heads = {index: own for index, own in attentions if isinstance(own, GroupedAttention)}
+        self._paged = {index: kv.paged(index, rows.tables[kv.group_of[index]]) for index in heads}
+        self._scorings = {
+            index: Scoring(own.scale, own.window, own.softcap, sinks=weights.layers[index].sinks)
+            for index, own in heads.items()
+        }
+        ropes, growths = ({own.rope for own in heads.values()}, {own.growth for own in heads.values()})
+        self._rotations = {rope: rotation(rope, max_context, device) for rope in ropes}
+        self._growths = {growth: growth_of(growth, max_context, device) for growth in growths}
 
     def prepare(self, layer: LayerWeights, most_rows: int) -> None:
         """Nothing but what steps meet."""
@@ -51,8 +55,9 @@ class GroupedPath:
         own = self._heads[index]
         cos_sin, growth = self._rotations[own.rope], self._growths[own.growth]
         norms, kv = (layer.q_norm, layer.k_norm), self._paged[index]
-        rope_and_store(qkv, cos_sin, positions, rows, kv, *norms, eps=self._eps, growth=growth)
-        return qkv.view(len(qkv), -1, own.head_dim)[:, : own.num_heads]
+        heads = qkv[:, : own.query_width + own.kv_values]  # gates, where there are any, stand behind them
+        rope_and_store(heads, cos_sin, positions, rows, kv, *norms, eps=self._eps, growth=growth)
+        return heads[:, : own.query_width].unflatten(1, (own.num_heads, own.head_dim))
 
     def decode(
         self,
@@ -73,6 +78,12 @@ class GroupedPath:
         """All of a step's chunks."""
         self._attention.prefill(queries, self._paged[index], work, out, self._scorings[index])
 
+    def gate(self, index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
+        """What heads found passes a gate, where a layer has one."""
+        own = self._heads[index]
+        if own.output_gate:
+            gate_by_sigmoid(out, qkv[:, own.query_width + own.kv_values :])
+
 
 def mixers_of(
     spec: ModelSpec,
@@ -80,13 +91,13 @@ def mixers_of(
     kv: KVStore,
     attention: Attention | LatentKernels,
     buffers: Buffers,
-    rows: DeviceRows,
+    rows: ModelRows,
     max_context: int,
     products: Products,
 ) -> GroupedPath | LatentPath:
     if isinstance(attention, Attention):
         return GroupedPath(spec, weights, kv, attention, rows, max_context)
-    own, device = spec.layers[0].attention, weights.embedding.device
+    own, device = attention_of(spec), weights.embedding.device
     assert isinstance(own, LatentAttention) and buffers.latent is not None
     growth = growth_of(own.growth, max_context, device)
     turning = Turning(rotation(own.rope, max_context, device), own.rope.pairs_neighbours, growth)

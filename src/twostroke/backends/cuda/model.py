@@ -16,16 +16,18 @@ from twostroke.backends.cuda.kernels.activation import scale_by_gate
 from twostroke.backends.cuda.kernels.embedding import Positions, gather
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
+from twostroke.backends.cuda.kernels.state_items import Lengths
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.mixers import mixers_of
 from twostroke.backends.cuda.moe import MoeBlock, MoeWeights, SharedWeights
 from twostroke.backends.cuda.products import Products, Stream
-from twostroke.backends.cuda.rows import DeviceRows
+from twostroke.backends.cuda.recurrent import RecurrentPath
+from twostroke.backends.cuda.rows import ModelRows
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import LayerWeights, Weights
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import ModelSpec, Recurrent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +51,17 @@ class Decodes:
     width: int = 1  # tokens of a sequence, side by side: its last, and drafts behind it
 
 
-Follow = Callable[[TokenArrays, torch.Tensor], None]
-"""Told of a pass: its tokens, with resolved positions, and what was tapped of them  # [num_tokens, taps * hidden]"""
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """What a pass computes: all tokens, with their positions found."""
+
+    tokens: TokenArrays
+    decodes: Decodes
+    prefill: PrefillWork | None
+
+
+Follow = Callable[[Pass, torch.Tensor], None]
+"""Told of a pass, and of what was tapped of its tokens  # [num_tokens, taps * hidden]"""
 
 
 class Decoder:
@@ -61,7 +72,7 @@ class Decoder:
         kv: KVStore,
         attention: Attention | LatentKernels,
         buffers: Buffers,
-        rows: DeviceRows,
+        rows: ModelRows,
         max_context: int,
         choices: Choices,
     ) -> None:
@@ -69,6 +80,11 @@ class Decoder:
         self._buffers, self._rows = buffers, rows
         self._products = Products(spec, buffers.products, choices)
         self._mixers = mixers_of(spec, weights, kv, attention, buffers, rows, max_context, self._products)
+        self.recurrent = None
+        """The path of layers that keep states, if there are any."""
+        if kv.states is not None and buffers.recurrent is not None:
+            lengths = Lengths(rows.sampling.records, rows.tables[kv.states[0]])
+            self.recurrent = RecurrentPath(spec, kv, buffers.recurrent, lengths)
         shapes = spec.tensor_shapes()
         in_layers = sum(prod(size) for name, size in shapes.items() if name not in ("embedding", "output"))
         if (moe := spec.moe) is not None:
@@ -78,7 +94,8 @@ class Decoder:
         kinds = {layer: index for index, layer in reversed(list(enumerate(spec.layers)))}
         self.distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
         """One of each kind: enough to meet every kernel of all of them, and of no other use."""
-        self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
+        attending = (layer for layer in spec.layers if not isinstance(layer.attention, Recurrent))
+        self._windows = tuple(dict.fromkeys(layer.window for layer in attending))
         self._experts = [
             MoeBlock(own.moe, layer.mlp, choices) if own.moe and isinstance(layer.mlp, MoeWeights) else None
             for own, layer in zip(spec.layers, weights.layers, strict=True)
@@ -97,7 +114,7 @@ class Decoder:
             raise ValueError(f"Layers {tuple(layers)} cannot be tapped: the last is {last}.")
         self._follow = follow
         self._side_by_side = self._buffers.residual.new_zeros(len(self._buffers.residual), len(layers) * hidden)
-        self._taps = dict(zip(layers, self._side_by_side.split(hidden, dim=1), strict=True))
+        self._taps = dict(zip(layers, self._side_by_side.split(hidden, dim=1) if layers else (), strict=True))
 
     def prepare(self) -> None:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
@@ -117,9 +134,11 @@ class Decoder:
 
         self._mixers.prepare(layer, len(buffers.residual))
         for rows in each(layer.qkv):
-            products.multiply(self._stream(rows), layer.attention_norm, layer.qkv, buffers.qkv[:rows])
+            out = buffers.qkv_of(rows, layer.qkv.product.outputs)
+            products.multiply(self._stream(rows), layer.attention_norm, layer.qkv, out)
         for rows in each(layer.o):
-            products.join(buffers.attention[:rows], layer.o, self._stream(rows), layer.post_mlp_norm, layer.mlp_norm)
+            mixed = buffers.attention_of(rows, layer.o.product.width)
+            products.join(mixed, layer.o, self._stream(rows), layer.post_mlp_norm, layer.mlp_norm)
         mlp = layer.mlp.shared if isinstance(layer.mlp, MoeWeights) else layer.mlp
         if mlp is not None:
             width = mlp.gate_up.product.outputs
@@ -153,13 +172,16 @@ class Decoder:
             tokens = TokenArrays(tokens.token_ids, tokens.rows, positions.found)
         ids = (tokens.token_ids, tokens.rows, self._rows.last_tokens)
         gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
+        places, states = tokens.positions[: decodes.slots], None if prefill is None else prefill.states
         if decodes.slots:
-            places = tokens.positions[: decodes.slots]
             self._attention.cut_decodes(places, self._windows, count=decodes.count, width=decodes.width)
+        if self.recurrent is not None:
+            own_rows = tokens.rows[: decodes.slots]
+            self.recurrent.begin(own_rows, places, decodes.count, states, width=decodes.width)
         self._tap(-1, stream)
         residual = self._through_layers(tokens, stream, decodes, prefill, layers, wanted)
         if self._follow is not None:
-            self._follow(tokens, self._side_by_side[: len(tokens)])
+            self._follow(Pass(tokens, decodes, prefill), self._side_by_side[: len(tokens)])
         return residual
 
     def _through_layers(
@@ -177,12 +199,10 @@ class Decoder:
             layer = weights.layers[index]
             if self.before_layer is not None:
                 self.before_layer(index)
-            qkv = self._buffers.qkv[: len(tokens)]
-            self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)
-            queries = self._mixers.store(index, layer, qkv, tokens.positions, tokens.rows)
-            if index == last and selected is not None and len(selected) == 0:
+            is_all = index == last and selected is not None and len(selected) == 0
+            mixed = self._mix(index, layer, stream, tokens, decodes, prefill, leaves_keys=is_all)
+            if is_all:
                 return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            mixed = self._attend(index, layer, queries, tokens, decodes, prefill)
             if index == last and selected is not None:
                 mixed, stream = self._select(mixed, stream.residual, selected)
             self._finish(index, layer, mixed, stream)
@@ -206,7 +226,7 @@ class Decoder:
 
     def _select(self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, Stream]:
         count = len(wanted)
-        chosen_mixed, chosen_residual = self._buffers.selected_attention[:count], self._buffers.selected[:count]
+        chosen_mixed, chosen_residual = self._buffers.selected_of(count, mixed.shape[1]), self._buffers.selected[:count]
         torch.index_select(mixed, 0, wanted, out=chosen_mixed)
         torch.index_select(residual, 0, wanted, out=chosen_residual)
         return chosen_mixed, Stream(chosen_residual, self._buffers.normed[:count])
@@ -244,20 +264,60 @@ class Decoder:
             scale_by_gate(normed, shared.router, activated)
         self._products.join(activated, shared.down, stream, None, None)
 
-    def _attend(
+    def _mix(
         self,
         index: int,
         layer: LayerWeights,
-        queries: torch.Tensor,
+        stream: Stream,
         tokens: TokenArrays,
         decodes: Decodes,
         prefill: PrefillWork | None,
+        *,
+        leaves_keys: bool,
     ) -> torch.Tensor:
-        """Each phase by its own path  # [num_tokens, heads * the width of a head's values]"""
-        out = self._buffers.attention[: len(tokens)]
+        """What tokens make of each other, each phase by its own path  # [num_tokens, what `o` reads]. `leaves_keys`:
+        what is left for later tokens is all that is wanted."""
+        number, buffers = len(tokens), self._buffers
+        out = buffers.attention_of(number, layer.o.product.width)
+        if layer.recurrent is not None:
+            self._recur(index, layer, stream, decodes, prefill, out)
+            return out
+        qkv = buffers.qkv_of(number, layer.qkv.product.outputs)
+        self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)
+        queries = self._mixers.store(index, layer, qkv, tokens.positions, tokens.rows)
+        if leaves_keys:
+            return out
         if slots := decodes.slots:
             rows, positions = tokens.rows[:slots], tokens.positions[:slots]
             self._mixers.decode(index, layer, queries[:slots], positions, rows, out[:slots], decodes.width)
         if prefill is not None:
             self._mixers.prefill(index, layer, queries, prefill, out)
+        self._mixers.gate(index, qkv, out)
         return out
+
+    def _recur(
+        self,
+        index: int,
+        layer: LayerWeights,
+        stream: Stream,
+        decodes: Decodes,
+        prefill: PrefillWork | None,
+        out: torch.Tensor,
+    ) -> None:
+        path, number, is_drafted = self.recurrent, len(out), decodes.width > 1
+        assert path is not None
+        projected = self._buffers.qkv_of(number, layer.qkv.product.outputs)
+        if is_drafted:
+            projected = path.drafted(index, number)
+        self._products.multiply(stream, layer.attention_norm, layer.qkv, projected)
+        if decodes.slots:
+            path.decode(index, layer, projected[: decodes.slots], out[: decodes.slots], is_drafted=is_drafted)
+        if prefill is not None:
+            path.prefill(index, layer, projected, out)
+
+    def settle_states(
+        self, rows: torch.Tensor, counts: torch.Tensor, *, width: int, saves: torch.Tensor | None = None
+    ) -> None:
+        """Of a step that verified drafts; see `RecurrentPath.settle`."""
+        if self.recurrent is not None:
+            self.recurrent.settle(self.weights.layers, rows, counts, width=width, saves=saves)

@@ -10,12 +10,23 @@ from math import prod
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
 from twostroke.backends.cuda.kernels.packed_format import Code, packed_bytes
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
+from twostroke.backends.cuda.state_shape import first_tensors, first_width, mixed_width
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, QUANTISED_TO, Held, Stored, is_low_bit, stored_held
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import STORED, Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import DenseMlp, LatentAttention, ModelSpec, MoeSpec, expert_name, layer_name
+from twostroke.models.spec import (
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    Recurrent,
+    expert_name,
+    layer_name,
+)
 
 ELEMENT_BYTES = 2
 """Of a weight in the type that is computed in."""
@@ -55,28 +66,12 @@ def head_of(spec: ModelSpec) -> ModelMatrix:
 
 def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
     def matrix(kind: str, product: Product, tensors: Iterable[str], biases: Iterable[str] = ()) -> ModelMatrix:
-        names = (tuple(layer_name(index, name) for name in group) for group in (tensors, biases))
-        return ModelMatrix(kind, layer_name(index, kind), product, *names)
+        return _matrix(index, kind, product, tensors, biases)
 
     layer, hidden = spec.layers[index], spec.hidden_size
-    attention, mlp = layer.attention, layer.present_mlp
+    mlp = layer.present_mlp
     joins: Role = "sandwich" if layer.sandwich_norms else "join"
-    if isinstance(attention, LatentAttention):
-        queries = attention.query_width if attention.query_rank is None else attention.query_rank
-        first = ("q" if attention.query_rank is None else "q_a", "kv_a")
-        found = [matrix("qkv", Product("plain", queries + attention.kv_values, hidden), first)]
-        if attention.query_rank is not None:
-            found.append(matrix("q_b", Product("plain", attention.query_width, attention.query_rank), ("q_b",)))
-        found.append(matrix("expand", Product("plain", attention.expanded_width, attention.rank), ("kv_b",)))
-        found.append(matrix("o", Product(joins, hidden, attention.num_heads * attention.value_dim), ("o",)))
-    else:
-        attention = layer.grouped
-        qkv = Product("plain", attention.query_width + attention.kv_values, hidden, has_bias=attention.qkv_bias)
-        output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)
-        found = [
-            matrix("qkv", qkv, ("q", "k", "v"), ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
-            matrix("o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
-        ]
+    found = _mixing_matrices(layer, index, hidden, joins)
     one, experts = (mlp, 0) if isinstance(mlp, DenseMlp) else (mlp.expert, mlp.num_experts)
     names = [expert_name(expert, "") for expert in range(experts)] or [""]
     gates = [f"{name}{part}" for name in names for part in ("gate", "up")]
@@ -91,6 +86,47 @@ def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
         found.append(matrix("shared_gate_up", Product("gated", width, hidden), ("shared.gate", "shared.up")))
         found.append(matrix("shared_down", Product(joins, hidden, width), ("shared.down",)))
     return found
+
+
+def _matrix(index: int, kind: str, product: Product, tensors: Iterable[str], biases: Iterable[str] = ()) -> ModelMatrix:
+    names = (tuple(layer_name(index, name) for name in group) for group in (tensors, biases))
+    return ModelMatrix(kind, layer_name(index, kind), product, *names)
+
+
+def _mixing_matrices(layer: LayerSpec, index: int, hidden: int, joins: Role) -> list[ModelMatrix]:
+    """Of what stands before the MLP: `qkv` reads the residual stream, `o` brings back to it what was found."""
+    attention = layer.attention
+    if isinstance(attention, LatentAttention):
+        queries = attention.query_width if attention.query_rank is None else attention.query_rank
+        first = ("q" if attention.query_rank is None else "q_a", "kv_a")
+        found = [_matrix(index, "qkv", Product("plain", queries + attention.kv_values, hidden), first)]
+        if attention.query_rank is not None:
+            expand = Product("plain", attention.query_width, attention.query_rank)
+            found.append(_matrix(index, "q_b", expand, ("q_b",)))
+        found.append(_matrix(index, "expand", Product("plain", attention.expanded_width, attention.rank), ("kv_b",)))
+        found.append(_matrix(index, "o", Product(joins, hidden, attention.num_heads * attention.value_dim), ("o",)))
+        return found
+    if isinstance(attention, Recurrent):
+        first_product = Product("plain", first_width(attention), hidden)
+        return [
+            _matrix(index, "qkv", first_product, first_tensors(attention)),
+            _matrix(index, "o", Product(joins, hidden, mixed_width(attention)), ("o",)),
+        ]
+    attention = layer.grouped
+    gates = attention.query_width if attention.output_gate else 0
+    qkv = Product("plain", attention.query_width + attention.kv_values + gates, hidden, has_bias=attention.qkv_bias)
+    output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)
+    names = ("q", "k", "v", "q_gate") if gates else ("q", "k", "v")
+    return [
+        _matrix(index, "qkv", qkv, names, ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
+        _matrix(index, "o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
+    ]
+
+
+def attention_of(spec: ModelSpec) -> GroupedAttention | LatentAttention:
+    """Of the first layer that attends: for all that do, since a checkpoint where they differ was declined."""
+    attentions = (layer.attention for layer in spec.layers)
+    return next(one for one in attentions if isinstance(one, GroupedAttention | LatentAttention))
 
 
 def widest_mlp(spec: ModelSpec) -> int:

@@ -15,6 +15,7 @@ from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.backends.cuda.staging import Staging
+from twostroke.backends.cuda.states import DeviceStates
 
 PLAIN = SamplingFeatures(draws=True)
 """Greedy rows and plain draws, which one pair of kernels serves: what the graphs of decodes sample by."""
@@ -29,6 +30,7 @@ class Parts:
     graphs: GraphCache
     staging: Staging
     tokens: torch.Tensor  # int32 [max rows]: what the step sampled
+    states: DeviceStates | None = None  # of models with layers that keep them
 
     def sample(self, rows: torch.Tensor, features: SamplingFeatures, masks: Masks | None = None) -> None:
         """From the logits buffer to `tokens` and the rows' last tokens."""

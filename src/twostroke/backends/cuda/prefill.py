@@ -13,10 +13,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from twostroke.backends.cuda.batch import Batch, CapturedShape
+from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.batch import Batch, CapturedShape, Integers
 from twostroke.backends.cuda.captured_sizes import CapturedSizes
 from twostroke.backends.cuda.graphs import buckets_up_to
-from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillTiles, PrefillWork
+from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillTiles, PrefillWork, Tiling
+from twostroke.backends.cuda.kernels.state_items import SEGMENT_WORDS, TILE_WORDS, StateTiles, StateWork
+from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts
@@ -37,8 +40,12 @@ class StagedBatch:
 
 
 class PrefillPath:
-    def __init__(self, parts: Parts, max_rows: int, max_context: int) -> None:
+    def __init__(
+        self, parts: Parts, max_rows: int, max_context: int, beside: Attention | LatentKernels | None = None
+    ) -> None:
+        """`beside`: the attention of a model that reads along, if there is one."""
         self._parts = parts
+        self._attentions = (parts.attention,) if beside is None else (parts.attention, beside)
         self._max_context = max_context
         self._max_tokens = len(parts.buffers.residual)
         self._sampled_sizes = buckets_up_to(max_rows)
@@ -108,38 +115,59 @@ class PrefillPath:
         return CapturedShape(num_decodes + step.num_prefill_tokens, num_decodes, num_sampled - num_decodes)
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
-        attention = self._parts.attention
-        tiling, pad_items = attention.tiling(int(batch.segment_count.sum())), None
-        if shape is not None:  # a graph serves every step of its shape: its grid is fixed, what is over does nothing
-            tiling = attention.tiling(shape.num_tokens)
-            pad_items = tiling.capacity(shape.num_tokens, shape.sampled_chunks)
-        tiles = PrefillTiles.build(
-            batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows, tiling, pad_items
-        )
-        arrays = (
+        cuts = [self._tiles(batch, shape, attention) for attention in self._attentions]
+        arrays: tuple[Integers, ...] = (
             batch.token_ids,
             batch.rows,
             batch.positions,
             batch.sampled_tokens,
             batch.sampled_rows,
             np.array([batch.num_decodes], dtype=np.int32),
-            tiles.items.reshape(-1),
+            *(tiles.items.reshape(-1) for tiles, _ in cuts),
         )
+        if self._parts.states is not None:
+            arrays += self._state_arrays(batch, shape)
         staging = self._parts.staging
         staging.send(arrays)
         sizes = tuple(len(array) for array in arrays)
-        token_ids, rows, positions, sampled_tokens, sampled_rows, num_decodes, items = staging.views(sizes)
-        work = PrefillWork(
-            items.view(-1, ITEM_FIELDS),
-            tiles.tile_rows,
-            tiles.part_items if shape is None else tiling.most_parts,
-            tiles.longest_context if shape is None else self._max_context,
-            tiles.has_prefix or shape is not None,
-        )
+        token_ids, rows, positions, sampled_tokens, sampled_rows, num_decodes, *others = staging.views(sizes)
+        items, of_states = others[: len(cuts)], others[len(cuts) :]
+        states = None
+        if of_states:
+            states = StateWork(of_states[0].view(-1, SEGMENT_WORDS), of_states[1].view(-1, TILE_WORDS))
+        work: PrefillWork | None = None
+        for (tiles, tiling), own in reversed(list(zip(cuts, items, strict=True))):
+            work = PrefillWork(
+                own.view(-1, ITEM_FIELDS),
+                tiles.tile_rows,
+                tiles.part_items if shape is None else tiling.most_parts,
+                tiles.longest_context if shape is None else self._max_context,
+                tiles.has_prefix or shape is not None,
+                states,
+                beside=work,
+            )
+        assert work is not None
         tokens = TokenArrays(token_ids, rows, positions)
         if shape is None:  # with as many slots as decodes, attention is cut by the kernels that steps of decodes have
             return StagedBatch(tokens, batch.num_decodes, None, work, sampled_tokens, sampled_rows)
         return StagedBatch(tokens, shape.decode_slots, num_decodes, work, sampled_tokens, sampled_rows)
+
+    def _state_arrays(self, batch: Batch, shape: CapturedShape | None) -> tuple[Integers, Integers]:
+        room = None if shape is None else (shape.num_tokens, shape.sampled_chunks)
+        segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
+        tiles = StateTiles.build(segments, self._parts.rows.padding_row, room)
+        return tiles.segments.reshape(-1), tiles.tiles.reshape(-1)
+
+    @staticmethod
+    def _tiles(
+        batch: Batch, shape: CapturedShape | None, attention: Attention | LatentKernels
+    ) -> tuple[PrefillTiles, Tiling]:
+        tiling, pad_items = attention.tiling(int(batch.segment_count.sum())), None
+        if shape is not None:  # a graph serves every step of its shape: its grid is fixed, what is over does nothing
+            tiling = attention.tiling(shape.num_tokens)
+            pad_items = tiling.capacity(shape.num_tokens, shape.sampled_chunks)
+        segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
+        return PrefillTiles.build(*segments, tiling, pad_items), tiling
 
     def _forward(
         self, staged: StagedBatch, wanted: torch.Tensor | None, layers: Sequence[int] | None = None

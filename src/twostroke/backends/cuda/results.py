@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from twostroke.backends.cuda.drafting import NOTHING
+from twostroke.backends.cuda.grammar_rows import Stuck
 from twostroke.backends.host.host_backend import NOT_FINITE
 from twostroke.core.step import Drafted, SampledToken, Step, StepResult, TokenLogprobs
 
-LogprobReader = Callable[[], TokenLogprobs]
+LogprobReader = Callable[[int], TokenLogprobs]
+"""Of a sequence's tokens of a step, by their number."""
 PromptLogprobReader = Callable[[], tuple[TokenLogprobs, ...] | None]
 """None: some of the prompt's logits are not finite."""
 NONE: Mapping[int, Any] = MappingProxyType({})
@@ -79,13 +81,13 @@ class Results:
         tokens: torch.Tensor,
         logprobs: Mapping[int, LogprobReader] = NONE,
         prompt_logprobs: Mapping[int, PromptLogprobReader] = NONE,
-        errors: Mapping[int, str] = NONE,
+        stuck: Mapping[int, Stuck] = NONE,
         advances: Advances = ONE_EACH,
     ) -> CudaTicket:
         """`tokens` on the device, `advances.width` for each decode slot and each chunk that samples, in that order. A
-        sequence in `errors` gets none: its grammar is stuck."""
+        sequence in `stuck` gets those before it: its grammar ends it there."""
         arrival.finish(tokens)
-        return CudaTicket(step, arrival, self._free, logprobs, prompt_logprobs, errors, advances)
+        return CudaTicket(step, arrival, self._free, logprobs, prompt_logprobs, stuck, advances)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +97,7 @@ class CudaTicket:
     _free: list[Arrival]
     _logprobs: Mapping[int, LogprobReader]
     _prompt_logprobs: Mapping[int, PromptLogprobReader]
-    _errors: Mapping[int, str]
+    _stuck: Mapping[int, Stuck]
     _advances: Advances
     _result: StepResult | None = None
 
@@ -103,6 +105,10 @@ class CudaTicket:
     def ready(self) -> bool:
         arrived = self._arrival.arrived
         return self._result is not None or arrived is None or arrived.query()
+
+    @property
+    def was_read(self) -> bool:
+        return self._result is not None
 
     def result(self) -> StepResult:
         if self._result is None:
@@ -120,13 +126,18 @@ class CudaTicket:
         width = self._advances.width
         tokens = self._arrival.tokens[: len(sampling) * width].tolist()
         sampled: dict[int, tuple[SampledToken, ...]] = {}
-        errors = dict(self._errors)
+        errors: dict[int, str] = {}
+        stuck: set[int] = set()
         for place, seq_id in enumerate(sampling):
-            came = self._came(seq_id, tokens[place * width : (place + 1) * width])
-            if came and seq_id not in errors:
-                sampled[seq_id] = came
+            came = list(takewhile(lambda token: token >= 0, tokens[place * width : (place + 1) * width]))
             if len(came) < width and tokens[place * width + len(came)] != NOTHING:
                 errors[seq_id] = NOT_FINITE
+            elif (end := self._stuck.get(seq_id)) is not None and len(came) > end.place:
+                del came[end.place :]
+                errors[seq_id] = end.reason
+                stuck.add(seq_id)
+            if came:
+                sampled[seq_id] = self._told(seq_id, came)
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for seq_id, read in self._prompt_logprobs.items():
             items = read()
@@ -135,14 +146,15 @@ class CudaTicket:
             else:
                 prompt_logprobs[seq_id] = items
         seconds, drafted = self._arrival.seconds(), self._advances.drafted
-        stuck = frozenset(seq_id for seq_id in self._errors if errors[seq_id] != NOT_FINITE)
-        return StepResult(step.step_id, sampled, prompt_logprobs, errors, seconds, drafted=drafted, stuck=stuck)
+        return StepResult(
+            step.step_id, sampled, prompt_logprobs, errors, seconds, drafted=drafted, stuck=frozenset(stuck)
+        )
 
-    def _came(self, seq_id: int, tokens: list[int]) -> tuple[SampledToken, ...]:
-        """Those before the first that is none."""
-        if seq_id in self._logprobs:  # nothing is drafted for it
-            return () if tokens[0] < 0 else (SampledToken(tokens[0], self._logprobs[seq_id]()),)
-        return tuple(SampledToken(token) for token in takewhile(lambda token: token >= 0, tokens))
+    def _told(self, seq_id: int, tokens: list[int]) -> tuple[SampledToken, ...]:
+        read = self._logprobs.get(seq_id)
+        if read is None:
+            return tuple(map(SampledToken, tokens))
+        return tuple(SampledToken(token, read(number)) for number, token in enumerate(tokens))
 
 
 def sampling_ids(step: Step) -> list[int]:

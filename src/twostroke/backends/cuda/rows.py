@@ -3,6 +3,8 @@ block tables, lengths and last tokens live on the device, and only what changed 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
@@ -14,6 +16,24 @@ from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import BlockGrant, RowJoin, Step
 
 ENTRIES_PER_COPY = 1 << 15
+
+
+class Tables(Protocol):
+    def __getitem__(self, group: int, /) -> torch.Tensor:
+        """int32 [rows, blocks of a sequence]"""
+
+
+class ModelRows(Protocol):
+    """What a model reads of rows: those of all, with the tables of its own groups alone."""
+
+    @property
+    def tables(self) -> Tables: ...
+
+    @property
+    def last_tokens(self) -> torch.Tensor: ...
+
+    @property
+    def sampling(self) -> SamplingRows: ...
 
 
 class DeviceRows:

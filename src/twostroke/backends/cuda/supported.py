@@ -5,45 +5,75 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twostroke.backends.features import LAYERS_DIFFER, Feature, uncomputed
-from twostroke.models.spec import DenseMlp, LatentAttention, ModelSpec
+from twostroke.models.features import LAYERS_DIFFER, uncomputed
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import (
+    DenseMlp,
+    GatedDeltaNet,
+    GroupedAttention,
+    LatentAttention,
+    LayerSpec,
+    Mamba2,
+    ModelSpec,
+    Recurrent,
+)
 
 MAX_HEAD_DIM = 256
 MAX_RANK, MAX_ROTATED = 512, 128
 """Of latent attention; its keys but for what is rotated, and its values, are heads."""
+MAX_STATE_DIM = 128
+"""Of what a head keeps, each way: a program has all of it in registers."""
 LATENT_UNIT = 8
 """Its sizes are multiples of it: sixteen bytes of 16-bit numbers."""
-COMPUTED = frozenset(
-    {
-        Feature.LATENT,
-        Feature.SINKS,
-        Feature.GROWTH,
-        Feature.SHARED_EXPERTS,
-        Feature.ROUTING,
-        Feature.EXPERT_BIASES,
-    }
-)
-"""What some models have, and kernels here compute."""
 
 
 def unsupported_layers(spec: ModelSpec) -> str | None:
     """Why its kernels do not take a model, or None."""
-    if (reason := uncomputed(spec, COMPUTED)) is not None:
+    if (reason := uncomputed(spec, "cuda")) is not None:
         return reason
-    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
-    if alike.common_layer is None:
+    attending = [layer for layer in spec.layers if not isinstance(layer.attention, Recurrent)]
+    if not attending:
+        return "it has no models whose layers all keep states"
+    alike = replace(spec, layers=tuple(_without_rope(replace(layer, mlp=DenseMlp(1))) for layer in attending))
+    if alike.common_layer is None or not _alike_around(spec):
         return LAYERS_DIFFER
-    if (reason := _unsupported_mlps(spec)) is not None:
+    if (reason := _unsupported_mlps(spec) or _unsupported_mixers(spec)) is not None:
         return reason
     if isinstance(latent := alike.common_layer.attention, LatentAttention):
         return _unsupported_latent(latent)
     attention = alike.common_layer.grouped
-    if any(layer.grouped.rope.pairs_neighbours for layer in spec.layers):
+    if any(layer.grouped.rope.pairs_neighbours for layer in attending):
         return "it turns pairs of dimensions half a head apart, and this model's are neighbours"
     if attention.head_dim > MAX_HEAD_DIM or attention.head_dim % 16:
         return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {attention.head_dim}"
+    if attention.output_gate and attention.qkv_bias:
+        return "its attention has biases or a gate on its output, not both"
     if attention.queries_per_kv_head > 16:
         return f"its attention shares a key among 16 queries at most, not {attention.queries_per_kv_head}"
+    return None
+
+
+def _without_rope(layer: LayerSpec) -> LayerSpec:
+    """Each turns as many of a head's dimensions as it likes, or none."""
+    if not isinstance(layer.attention, GroupedAttention):
+        return layer
+    return replace(layer, attention=replace(layer.attention, rope=RopeSpec(1.0, 0)))
+
+
+def _alike_around(spec: ModelSpec) -> bool:
+    """Whether all layers, states or none, have the same norms around their blocks."""
+    return len({replace(layer, attention=None, mlp=None) for layer in spec.layers}) == 1
+
+
+def _unsupported_mixers(spec: ModelSpec) -> str | None:
+    mixers = {layer.attention for layer in spec.layers if isinstance(layer.attention, Recurrent)}
+    if len(mixers) > 1:
+        return "its layers keep states of several kinds, and this backend has room for one"
+    mixer = next(iter(mixers), None)
+    if isinstance(mixer, GatedDeltaNet) and max(mixer.key_dim, mixer.value_dim) > MAX_STATE_DIM:
+        return f"its delta nets have keys and values of up to {MAX_STATE_DIM} numbers a head"
+    if isinstance(mixer, Mamba2) and mixer.head_dim * mixer.state_size > MAX_STATE_DIM**2:
+        return f"its Mamba-2 layers keep up to {MAX_STATE_DIM**2} numbers a head"
     return None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,22 @@ class Guess(NamedTuple):
 NO_GUESS = Guess()
 
 
+class ShownDrafts:
+    """The drafts of all rows, on their way to the host: ahead of the pass that verifies them."""
+
+    def __init__(self, drafts: torch.Tensor) -> None:
+        self._arrived = torch.cuda.Event() if drafts.is_cuda else None
+        self._lines = torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=drafts.is_cuda)
+        self._lines.copy_(drafts, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def of(self, row: int) -> list[int]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._lines[row].tolist()
+
+
 def most_queries(max_rows: int, max_tokens: int) -> int:
     return min(MOST_QUERIES, max_tokens, max_rows * WIDTHS[-1])
 
@@ -83,32 +100,76 @@ class VerifyPath:
         most = 1 + max(guess.num_drafts for guess in guesses)
         width, bucket = self._widths[bisect_left(self._widths, most)], self._bucket(len(rows))
         self._send(bucket, width, rows, guesses)
-        features = parts.rows.sampling.features(rows)
+        makes, features = self._makes(guesses), parts.rows.sampling.features(rows)
         if features.is_plain:
-            parts.graphs.run(("verify", bucket, width), lambda: self._run(bucket, width))
+            parts.graphs.run(("verify", bucket, width, makes), lambda: self._run(bucket, width, makes=makes))
+            self._settle_states(step, bucket, width)
             return rows, width
-        parts.graphs.run(("verify logits", bucket, width), lambda: self._score(bucket, width))
-        masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
-        if masks is not None:
-            masks = Masks(masks.entries * np.int32(width), masks.words)
+        shown = None
+        if makes and self._shows(step, guesses):
+            parts.graphs.run(("drafts", bucket, width), lambda: self._make(bucket, width))
+            shown, makes = ShownDrafts(self.drafts), False
+        parts.graphs.run(("verify logits", bucket, width, makes), lambda: self._score(bucket, width, makes=makes))
+        taken = partial(self._taken, rows, guesses, shown)
+        masks = parts.rows.grammars.masks(sampling_ids(step), width, taken)  # the device is at work while this waits
         self._draw(len(rows), width, features, masks)
         parts.graphs.run(("verified", bucket, width), lambda: self._settle(bucket, width))
+        self._settle_states(step, bucket, width)
         return rows, width
+
+    def _makes(self, guesses: Sequence[Guess]) -> bool:
+        """Whether the device has to make some of them."""
+        return self._drafter is not None and any(one.num_drafts and one.start == UNPLACED for one in guesses)
+
+    def _shows(self, step: Step, guesses: Sequence[Guess]) -> bool:
+        """Whether the host has to see what the device makes: a grammar says what may come behind it."""
+        has_grammar = self._parts.rows.grammars.has_grammar
+        pairs = zip(step.decodes, guesses, strict=True)
+        return any(one.num_drafts and one.start == UNPLACED and has_grammar(slot.seq_id) for slot, one in pairs)
+
+    @staticmethod
+    def _taken(
+        rows: Sequence[int], guesses: Sequence[Guess], shown: ShownDrafts | None, place: int, length: int
+    ) -> Sequence[int]:
+        """The drafts that a row of this length verifies, as `begin_drafts` finds them."""
+        guess = guesses[place]
+        if guess.start == UNPLACED:
+            drafts = [] if shown is None or not guess.num_drafts else shown.of(rows[place])[: guess.num_drafts]
+        elif length < guess.start:
+            drafts = []
+        else:
+            drafts = list(guess.token_ids[:MAX_GUESSES][length - guess.start :][: guess.num_drafts])
+        return list(takewhile(lambda draft: draft >= 0, drafts))
 
     def prepare(self, *, rehearses: bool) -> None:
         """Capture the smaller steps, the largest first, and meet the kernels of the others. A rehearsal only meets
         them."""
-        kinds = self._parts.decoder.distinct_layers
+        kinds, makes = self._parts.decoder.distinct_layers, self._drafter is not None
         for width in reversed(self._widths):
             for bucket in reversed(self._buckets):
                 if bucket * width > self._most:
                     continue
                 self._send(bucket, width, [], ())
-                sample = partial(self._run, bucket, width, kinds)
+                graphs, settle = self._parts.graphs, partial(self._commit_states, bucket, width)
+                work = partial(self._run, bucket, width, makes=makes)
+                sample = partial(work, layers=kinds)
                 if rehearses or bucket > CAPTURED_STREAMS:
                     sample()
                 else:
-                    self._parts.graphs.prepare(("verify", bucket, width), partial(self._run, bucket, width), sample)
+                    graphs.prepare(("verify", bucket, width, makes), work, sample)
+                if self._parts.states is None:
+                    continue
+                settle()
+                if not rehearses and bucket <= CAPTURED_STREAMS:
+                    graphs.prepare(("settle states", bucket, width), settle, lambda: None)
+            self._prepare_saves(width)
+
+    def _prepare_saves(self, width: int) -> None:
+        states = self._parts.states
+        if states is not None:
+            self._send(1, width, [], ())
+            rows, counts = self._views(1, width)[0], self._counts[:1]
+            self._parts.decoder.settle_states(rows, counts, width=width, saves=states.nobodys_saves())
 
     def prepare_sampling(self) -> None:
         """As of steps without drafts: have the kernels compiled that some rows need."""
@@ -143,23 +204,40 @@ class VerifyPath:
         rows, places, told = self._parts.staging.views(sizes)
         return rows, places, told.view(bucket, 1 + MAX_GUESSES)
 
-    def _run(self, bucket: int, width: int, layers: Sequence[int] | None = None) -> None:
-        self._score(bucket, width, layers)
+    def _settle_states(self, step: Step, bucket: int, width: int) -> None:
+        """What drafts left behind that held. Copies are kept first, while the states before the step are there."""
+        parts, (rows, _, _) = self._parts, self._views(bucket, width)
+        if parts.states is None:
+            return
+        for saves in parts.states.drafted_saves(step) if step.saves else ():
+            parts.decoder.settle_states(rows, self._counts[:bucket], width=width, saves=saves)
+        parts.graphs.run(("settle states", bucket, width), lambda: self._commit_states(bucket, width))
+
+    def _commit_states(self, bucket: int, width: int) -> None:
+        rows, _, _ = self._views(bucket, width)
+        self._parts.decoder.settle_states(rows, self._counts[:bucket], width=width)
+
+    def _run(self, bucket: int, width: int, *, makes: bool, layers: Sequence[int] | None = None) -> None:
+        self._score(bucket, width, makes=makes, layers=layers)
         self._draw(bucket, width, PLAIN)
         self._settle(bucket, width)
 
-    def _score(self, bucket: int, width: int, layers: Sequence[int] | None = None) -> None:
-        """Up to the logits. `layers`: only these; None: all."""
+    def _score(self, bucket: int, width: int, *, makes: bool, layers: Sequence[int] | None = None) -> None:
+        """Up to the logits. `makes`: drafts are made on the device, too. `layers`: only these; None: all."""
         parts, count = self._parts, bucket * width
         rows, places, told = self._views(bucket, width)
-        if self._drafter is not None:
-            self._drafter.draft(rows, width, self.drafts)
+        if makes:
+            self._make(bucket, width)
         begin_drafts(rows, told, self._lines, parts.rows.sampling.spread, self._entered[:count], width=width)
         if count > LIGHT_ROWS:
             parts.buffers.clear_padding(count)
         tokens = TokenArrays(self._entered[:count], rows, places)
         residual = parts.decoder.forward(tokens, Decodes(count, width=width), None, layers=layers)
         parts.decoder.logits(residual)
+
+    def _make(self, bucket: int, width: int) -> None:
+        assert self._drafter is not None
+        self._drafter.draft(self._views(bucket, width)[0], width, self.drafts)
 
     def _draw(self, streams: int, width: int, features: SamplingFeatures, masks: Masks | None = None) -> None:
         parts, count = self._parts, streams * width

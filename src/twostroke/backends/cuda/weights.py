@@ -23,12 +23,13 @@ from twostroke.backends.cuda.latent import LatentWeights
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
 from twostroke.backends.cuda.moe import MoeWeights, SharedWeights
+from twostroke.backends.cuda.recurrent_rules import RecurrentWeights
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
-from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, layer_name
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, Recurrent, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 LOAD_THREADS = 8
@@ -67,6 +68,8 @@ class LayerWeights:
     sinks: torch.Tensor | None = None  # float32 [heads]
     latent: LatentWeights | None = None
     """Of latent attention; `qkv` is then of queries, or of their low rank, and of what is kept."""
+    recurrent: RecurrentWeights | None = None
+    """Of a layer that keeps a state; `qkv` is then all that a token is projected to, and `o` what it leaves by."""
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -157,7 +160,19 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
         post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
         sinks=floats("sinks", isinstance(attention, GroupedAttention) and attention.has_sinks),
         latent=latent,
+        recurrent=_recurrent(loader, index) if isinstance(attention, Recurrent) else None,
     )
+
+
+def _recurrent(loader: WeightLoader, index: int) -> RecurrentWeights:
+    def floats(name: str) -> torch.Tensor | None:
+        full_name = layer_name(index, name)
+        return loader.place((full_name,), dtype=torch.float32) if full_name in loader.checkpoint.tensors else None
+
+    conv = floats("conv")
+    assert conv is not None
+    names = ("conv_bias", "dt_bias", "decay", "skip", "gated_norm")
+    return RecurrentWeights(conv, **{name: floats(name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

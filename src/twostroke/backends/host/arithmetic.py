@@ -99,12 +99,14 @@ def rotate(x: Array, cos: Array, sin: Array, *, neighbours: bool = False) -> Arr
     that the product of a query and a key depends on how far apart they are, and on nothing else of where they are.
 
     x [n, heads, head_dim]; cos, sin [n, d/2] with d the rotated dimensions, which may be fewer than a head has.
-    `neighbours`: pairs are (x[2i], x[2i + 1]); the firsts of all pairs then come before the seconds, in queries and
-    keys alike, which changes none of their products."""
+    `neighbours`: pairs are (x[2i], x[2i + 1]). Every number stays in its place, as in every backend: what one of them
+    keeps of a token another can read."""
     half = cos.shape[-1]
     cos, sin = cos[:, None, :], sin[:, None, :]  # the same for every head
+    pairs, rest = x[..., : 2 * half], x[..., 2 * half :]
     if neighbours:
-        pairs, rest = x[..., : 2 * half], x[..., 2 * half :]
-        x = np.concatenate([pairs[..., 0::2], pairs[..., 1::2], rest], axis=-1)
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        first, second = pairs[..., 0::2], pairs[..., 1::2]
+        turned = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(pairs.shape)
+        return np.concatenate([turned, rest], axis=-1)
+    first, second = pairs[..., :half], pairs[..., half:]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

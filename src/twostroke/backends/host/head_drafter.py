@@ -14,11 +14,10 @@ import numpy.typing as npt
 from twostroke.backends.host.arithmetic import Array, rms_norm
 from twostroke.backends.host.companions import TargetPass
 from twostroke.backends.host.draft_rows import DraftRow, DraftRows
-from twostroke.backends.host.eagle3 import FIRST_SLOT, Ints
 from twostroke.backends.host.medusa import MedusaNetwork
+from twostroke.backends.host.paged_layer import FIRST_SLOT, Ints
 from twostroke.core.request import Request
 from twostroke.core.step import Step
-from twostroke.models.heads.eagle3 import Eagle3Spec
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
 from twostroke.speculation.trust import Trust
 
@@ -31,10 +30,16 @@ MAX_CHAIN = 8
 FADES = 0.9
 
 
-class Network(Protocol):
-    """An EAGLE-3 head's arithmetic, as `backends/host/eagle3.py` has it."""
+class NetworkSpec(Protocol):
+    @property
+    def hidden_size(self) -> int: ...
 
-    spec: Eagle3Spec
+
+class Network(Protocol):
+    """The arithmetic of a head that keeps slots, as `backends/host/eagle3.py` and `backends/host/mtp.py` have it."""
+
+    @property
+    def spec(self) -> NetworkSpec: ...
 
     def join(self, taps: Array) -> Array: ...
 
@@ -100,14 +105,15 @@ class _Chain:
         return len(self.token_ids) < min(self.most, MAX_CHAIN) and self.survival >= LEAST_SURVIVAL
 
 
-class Eagle3Drafter:
-    name = "eagle3"
+class SlotDrafter:
+    """A head with slots of its own: EAGLE-3's, or a model's MTP block."""
 
     def __init__(
         self,
         network: Network,
         rows: DraftRows,
         *,
+        name: str,
         source: str,
         target_ids: npt.NDArray[np.int64],
         taps: Callable[[TargetPass, npt.NDArray[np.intp]], Array],
@@ -115,6 +121,7 @@ class Eagle3Drafter:
         block_size: int,
     ) -> None:
         """`taps`: the target's hidden states at rows of a pass, side by side."""
+        self.name = name
         self._network, self._rows, self._taps = network, rows, taps
         self._source, self._target_ids, self._block_size = source, target_ids, block_size
         self._block_ends = np.zeros((num_blocks, network.spec.hidden_size), np.float32)

@@ -8,14 +8,17 @@ import numpy.typing as npt
 from twostroke.backends.host.arithmetic import Array
 from twostroke.backends.host.companions import TargetPass
 from twostroke.backends.host.draft_rows import DraftRows
-from twostroke.backends.host.eagle3 import Eagle3Network, Ints
-from twostroke.backends.host.head_drafter import Eagle3Drafter, MedusaDrafter, Network
+from twostroke.backends.host.eagle3 import Eagle3Network
+from twostroke.backends.host.head_drafter import MedusaDrafter, Network, SlotDrafter
 from twostroke.backends.host.medusa import MedusaNetwork
+from twostroke.backends.host.mtp import MtpNetwork
+from twostroke.backends.host.paged_layer import Ints
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.interface import Companion
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads.mtp import MtpHead
 from twostroke.models.weights.quantisation import dequantise
 
 
@@ -27,7 +30,7 @@ def head_drafter(
     layout: KVLayout,
     max_context: int,
     network: Network | None = None,
-) -> Eagle3Drafter | MedusaDrafter:
+) -> SlotDrafter | MedusaDrafter:
     """`taps`: the layers whose residuals a pass keeps, in order; `network`: what computes, if not numpy."""
     head, spec = companion.head, target.spec
     assert head is not None
@@ -60,17 +63,29 @@ def head_drafter(
         return np.concatenate(parts, axis=1)
 
     num_blocks = layout.of_model(companion.number).groups[0].num_blocks
-    return Eagle3Drafter(
-        network
-        or Eagle3Network(
+    if isinstance(head, MtpHead):
+        network = MtpNetwork(
+            head,
+            num_blocks=num_blocks,
+            block_size=layout.block_size,
+            max_context=max_context,
+            embed=embed,
+            output=output(),
+            target_norm=target.tensors["final_norm"].to_float32(),
+        )
+    elif network is None:
+        network = Eagle3Network(
             head,
             num_blocks=num_blocks,
             block_size=layout.block_size,
             max_context=max_context,
             embed=embed,
             output=output,
-        ),
+        )
+    return SlotDrafter(
+        network,
         DraftRows(rows, layout, companion.number),
+        name=companion.method,
         source=head.source,
         target_ids=head.target_ids,
         taps=hidden_states,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.host.block_conversion import BlockConversion
 from twostroke.backends.host.companions import TargetPass
 from twostroke.backends.host.draft_model import DraftModel
 from twostroke.backends.host.draft_rows import DraftRows
@@ -113,6 +114,9 @@ class HostBackend(ABC):
     @property
     def block_format(self) -> KVFormat:
         return KVFormat(self.name, self.arithmetic_name, self.layout.block_size, self.block_store.block_formats())
+
+    def block_converter(self) -> BlockConversion:
+        return BlockConversion(self.block_format)
 
     def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
         parts = self._parts(group, block_ids, into)

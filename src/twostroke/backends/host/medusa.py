@@ -21,7 +21,7 @@ class MedusaNetwork:
         for head in range(min(num_heads, self.spec.num_heads)):
             state = hidden
             for block in range(self.spec.num_blocks):
-                name = f"{head}.blocks.{block}"
+                name = self.spec.block_name(head, block)
                 state = state + silu(linear(state, self._weights[name], self._weights.get(f"{name}_bias")))
-            found.append(linear(state, self._weights[f"{head}.output"]))
+            found.append(linear(state, self._weights[self.spec.output_name(head)]))
         return np.stack(found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twostroke.backends.features import Feature, uncomputed
 from twostroke.backends.interface import BackendSettings
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -14,6 +13,7 @@ from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import uncomputed
 from twostroke.models.spec import Recurrent
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ReferenceFactory:
     suits = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
-        return uncomputed(checkpoint.spec, learnt=frozenset(Feature))
+        return uncomputed(checkpoint.spec, self.name)
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
         if wish.weights not in (None, STORED):

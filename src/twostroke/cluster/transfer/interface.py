@@ -41,6 +41,18 @@ class Slots(Protocol):
         """A slot's bytes. Asked for on the caller's thread only, in `offer`, `fetch` and at the start."""
 
 
+class Landing(Protocol):
+    """Memory of its own for a peer's blocks, which are no blocks here before they are turned into some."""
+
+    @property
+    def views(self) -> Sequence[memoryview]:
+        """One a block, as long as the peer's."""
+
+    def land(self, deadline_s: float) -> None:
+        """All bytes are there, as they were offered: turn them into blocks. On the transport's thread, before the fetch
+        is settled. Raises TimeoutError when it is not done by `deadline_s` of `time.monotonic`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contact:
     """Where an engine's transport is reached. Holds no secret: what opens the door is the fleet's key."""
@@ -180,10 +192,11 @@ class Transport(Protocol):
     # The reader's side
 
     def fetch(
-        self, peer: Contact, lease_id: str, remote: Sequence[Place], local: Sequence[Place], deadline_s: float
+        self, peer: Contact, lease_id: str, remote: Sequence[Place], local: Sequence[Place] | Landing, deadline_s: float
     ) -> Fetching:
-        """Fill local slots with a peer's, each with the one of the same number in the list. It has its outcome by
-        `deadline_s` of `time.monotonic`. Whatever goes wrong with the peer is the Fetching's error, never raised."""
+        """Fill local slots with a peer's, each with the one of the same number in the list; or a `Landing`, which turns
+        them into blocks. It has its outcome by `deadline_s` of `time.monotonic`. Whatever goes wrong with the peer is
+        the Fetching's error, never raised."""
 
     def cancel(self, fetching: Fetching) -> None:
         """Settle it as cancelled, unless it has its outcome; `is_over` follows."""

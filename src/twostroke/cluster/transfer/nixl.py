@@ -142,7 +142,7 @@ class NixlTransport(SocketTransport):
 
     def _move(self, job: Job) -> None:
         peer, deadline_s = job.fetching.peer, job.fetching.deadline_s
-        if peer.transport != self.name:
+        if peer.transport != self.name or job.landing is not None:  # a landing's memory is not registered
             super()._move(job)
             return
         with self._line(job) as channel:

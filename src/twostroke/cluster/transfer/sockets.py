@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from twostroke.cluster.transfer.channel import Channel, Message, RefusedError, TransferError
 from twostroke.cluster.transfer.couriers import Couriers
 from twostroke.cluster.transfer.desk import Desk
-from twostroke.cluster.transfer.interface import Contact, Fetching, Note, Place, Slots, TransferConfig, is_id
+from twostroke.cluster.transfer.interface import Contact, Fetching, Landing, Note, Place, Slots, TransferConfig, is_id
 from twostroke.cluster.transfer.lines import Lines
 from twostroke.cluster.transfer.listener import Listener
 from twostroke.cluster.transfer.news import News
@@ -39,8 +39,10 @@ class Job:
     fetching: Fetching
     remote: tuple[Place, ...]
     local: tuple[Place, ...]
+    """Empty: it has a landing."""
     views: list[memoryview]
-    """Of the local slots."""
+    """Of the local slots, or of the landing."""
+    landing: Landing | None = None
     channel: Channel | None = None
     is_cancelled: bool = False
     thread: threading.Thread | None = None
@@ -85,13 +87,14 @@ class SocketTransport:
     # The reader's side
 
     def fetch(
-        self, peer: Contact, lease_id: str, remote: Sequence[Place], local: Sequence[Place], deadline_s: float
+        self, peer: Contact, lease_id: str, remote: Sequence[Place], local: Sequence[Place] | Landing, deadline_s: float
     ) -> Fetching:
-        if len(remote) != len(local):
-            raise ValueError(f"{len(remote)} blocks were to be brought into {len(local)} slots")
-        views = [self._slots.view(*place).cast("B") for place in local]
+        landing, places = (None, tuple(local)) if isinstance(local, Sequence) else (local, ())
+        views = [self._slots.view(*place).cast("B") for place in places] if landing is None else list(landing.views)
+        if len(remote) != len(views):
+            raise ValueError(f"{len(remote)} blocks were to be brought into {len(views)} slots")
         fetching = Fetching(peer, lease_id, sum(view.nbytes for view in views), deadline_s)
-        job = Job(fetching, tuple(remote), tuple(local), views)
+        job = Job(fetching, tuple(remote), places, views, landing)
         with self._lock:
             refusal = CLOSED if self._is_closed else None
             if len(self._jobs) >= MOST_FETCHES:
@@ -109,6 +112,8 @@ class SocketTransport:
         peer, error = job.fetching.peer, None
         try:
             self._move(job)
+            if job.landing is not None and not job.is_cancelled:
+                job.landing.land(job.fetching.deadline_s)
         except TransferError as problem:
             error = sentence(peer, problem)
         except Exception as problem:  # whatever it is, it is this fetch's alone

@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from twostroke.core.handoff import Handoff, HandoffRecord, HandoffTotals
-from twostroke.core.kv_blocks import KeptBlocks
+from twostroke.core.kv_blocks import BlockConverter, KeptBlocks, KVFormat
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.prefix_index import PrefixNode
 from twostroke.kv.tiers.host import HostTier, Kept
+from twostroke.kv.tiers.landing import Conversion, Landing
 
 LEASE_S = 30.0
 """From the end of reading, for the other engine to ask."""
@@ -38,6 +39,8 @@ WEIGHT_OF_LATEST = 0.3
 
 Place = tuple[int, int]
 """A group and a slot."""
+BlockOf = Callable[[int, int, PrefixNode], int | None]
+"""Of a group and a place in a prompt, which is named: the block of the device that holds it."""
 
 
 class Fetching(Protocol):
@@ -73,7 +76,7 @@ class Transport(Protocol):
     def offer(self, lease_id: str, places: Sequence[Place]) -> None: ...
     def withdraw(self, lease_id: str) -> object: ...
     def fetch(
-        self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place], deadline_s: float
+        self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place] | Landing, deadline_s: float
     ) -> Fetching: ...
     def cancel(self, fetching: Any) -> None: ...
     def beat(self, peer: str, lease_ids: Sequence[str]) -> None: ...
@@ -101,6 +104,17 @@ class Lease:
             yield from own
 
 
+class Wanted(NamedTuple):
+    """A block that is to come from another engine."""
+
+    node: PrefixNode
+    group: int
+    sources: tuple[int, ...]
+    """The owner's slots that hold its tokens: one, where blocks are of one size."""
+    skip: int = 0
+    """Tokens of the first of them that come before it."""
+
+
 @dataclass(slots=True, eq=False)
 class PeerFetch:
     """The blocks of one sequence that come from another engine."""
@@ -126,16 +140,16 @@ class Peers:
         self,
         host: HostTier,
         blocks: KeptBlocks,
-        block_bytes: Sequence[int],
-        block_size: int,
         transport: Transport,
-        layout: str,
+        model: str,
+        formats: KVFormat,
+        converter: BlockConverter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`layout`: what the bytes mean, and whose weights made them."""
-        self.transport, self.layout = transport, layout
+        """`model`: whose weights make KV here. `formats`: what its bytes mean."""
+        self.transport, self.model, self.formats, self.converter = transport, model, formats, converter
         self.bytes_per_s = FIRST_BYTES_PER_S
-        self._host, self._blocks, self._block_bytes, self._block_size = host, blocks, block_bytes, block_size
+        self._host, self._blocks = host, blocks
         self._clock = clock
         self._leases: dict[str, Lease] = {}
         self._fetches: list[PeerFetch] = []
@@ -151,17 +165,17 @@ class Peers:
     def lease(self, lease_id: str) -> Lease | None:
         return self._leases.get(lease_id)
 
-    def take(self, lease: Lease, nodes: Sequence[PrefixNode], tables: Sequence[Sequence[int | None]]) -> None:
+    def take(self, lease: Lease, nodes: Sequence[PrefixNode], block_of: BlockOf) -> None:
         """These blocks are computed, and no launched step writes them: copy what is not copied yet. `nodes`: from the
         first block on."""
         for index in range(lease.num_blocks, min(len(nodes), lease.num_wanted)):
-            if lease.is_full or not self._take_block(lease, index, nodes[index], tables):
+            if lease.is_full or not self._take_block(lease, index, nodes[index], block_of):
                 lease.is_full = True
                 return
             lease.num_blocks = index + 1
 
-    def _take_block(self, lease: Lease, index: int, node: PrefixNode, tables: Sequence[Sequence[int | None]]) -> bool:
-        for group, table in enumerate(tables):
+    def _take_block(self, lease: Lease, index: int, node: PrefixNode, block_of: BlockOf) -> bool:
+        for group in range(len(lease.kept)):
             if index < lease.first[group]:
                 continue
             kept = self._host.find(node, group)
@@ -169,7 +183,7 @@ class Peers:
                 self._host.pin(kept)
                 self._host.touch(kept)
             else:
-                block = table[index] if index < len(table) else None
+                block = block_of(group, index, node)
                 if block is None or self._num_leased(group) >= LEASED_SHARE * self._host.num_slots[group]:
                     return False
                 kept = self._host.take(node, group)
@@ -196,11 +210,11 @@ class Peers:
         lease.until_s = self._clock() + LEASE_S
         self.transport.offer(lease.lease_id, [(kept.group, kept.slot) for kept in lease.blocks()])
         slots = tuple(tuple(kept.slot for kept in own) for own in lease.kept)
-        num_tokens = lease.num_blocks * self._block_size
+        num_tokens = lease.num_blocks * self.formats.block_size
         described = self.transport.described
         self._totals.granted += 1
         self._totals.granted_tokens += num_tokens
-        return Handoff(lease.lease_id, described, num_tokens, slots, self.layout, LEASE_S, read_s, queue_s)
+        return Handoff(lease.lease_id, described, num_tokens, slots, self.model, self.formats, LEASE_S, read_s, queue_s)
 
     def drop(self, lease_id: str) -> None:
         """Nobody may take it any more. Whoever was reading is cut off, and does not use what it has."""
@@ -215,13 +229,13 @@ class Peers:
     # What comes
 
     def fetch(
-        self, seq_id: int, handoff: Handoff, wanted: Sequence[tuple[PrefixNode, Place]], timing: SequenceTiming
+        self, seq_id: int, handoff: Handoff, wanted: Sequence[Wanted], timing: SequenceTiming
     ) -> PeerFetch | None:
-        """Bring these blocks to host slots. `wanted`: each with where its owner has it. None: there is no room for
-        them, and the lease is given back."""
+        """Bring these blocks to host slots. None: there is no room for them, and the lease is given back."""
         taken: list[Kept] = []
-        for node, (group, _) in wanted:
-            kept = self._host.take(node, group)
+        num_bytes = self.num_bytes(handoff, wanted)
+        for one in wanted if self._may_land(handoff, num_bytes) else ():
+            kept = self._host.take(one.node, one.group)
             if kept is None:
                 break
             taken.append(kept)
@@ -231,18 +245,39 @@ class Peers:
                 self._host.unpin(kept)
             self.refuse(handoff, timing, "host memory has no room for it (--kv-host-gb)")
             return None
-        num_bytes, now_s = sum(self._block_bytes[kept.group] for kept in taken), self._clock()
-        fetching = self.transport.fetch(
-            handoff.peer,
-            handoff.lease_id,
-            [place for _, place in wanted],
-            [(kept.group, kept.slot) for kept in taken],
-            now_s + min(FETCH_S, handoff.lease_s),
-        )
+        now_s, local, remote = self._clock(), [(kept.group, kept.slot) for kept in taken], _sources(wanted)
+        landing = local if self.fits(handoff) else self._landing(handoff, wanted, taken)
+        until_s = now_s + min(FETCH_S, handoff.lease_s)
+        fetching = self.transport.fetch(handoff.peer, handoff.lease_id, remote, landing, until_s)
         blocks = tuple((kept, None) for kept in taken)
         fetch = PeerFetch(seq_id, blocks, handoff, fetching, timing, num_bytes, now_s)
         self._fetches.append(fetch)
         return fetch
+
+    def fits(self, handoff: Handoff) -> bool:
+        """Whether its bytes are blocks here as they are."""
+        return self.formats.has_blocks_of(handoff.formats)
+
+    def num_bytes(self, handoff: Handoff, wanted: Sequence[Wanted]) -> int:
+        """That would come."""
+        return sum(handoff.formats.groups[group].num_bytes for group, _ in _sources(wanted))
+
+    def _may_land(self, handoff: Handoff, num_bytes: int) -> bool:
+        """What is turned into blocks takes memory of its own on its way: in all, no more than host slots do."""
+        if self.fits(handoff):
+            return True
+        sizes = (form.num_bytes * count for form, count in zip(self.formats.groups, self._host.num_slots, strict=True))
+        landing = sum(fetch.num_bytes for fetch in self._fetches if not self.fits(fetch.handoff))
+        return landing + num_bytes <= sum(sizes)
+
+    def _landing(self, handoff: Handoff, wanted: Sequence[Wanted], taken: Sequence[Kept]) -> Landing:
+        places = {place: number for number, place in enumerate(_sources(wanted))}
+        conversions = []
+        for one, kept in zip(wanted, taken, strict=True):
+            sources = tuple(places[one.group, slot] for slot in one.sources)
+            view = self._blocks.view(kept.group, kept.slot)
+            conversions.append((Conversion(one.group, sources, one.skip), view))
+        return Landing(self.converter, handoff.formats, [group for group, _ in places], conversions)
 
     def refuse(self, handoff: Handoff, timing: SequenceTiming, why: str) -> None:
         """It is not taken: the prompt is read here, and its owner need not keep it."""
@@ -328,3 +363,8 @@ class Peers:
 
     def close(self) -> None:
         self.transport.close()
+
+
+def _sources(wanted: Sequence[Wanted]) -> list[Place]:
+    """What is to come for them, each once."""
+    return list(dict.fromkeys((one.group, slot) for one in wanted for slot in one.sources))

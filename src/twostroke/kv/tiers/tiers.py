@@ -23,7 +23,7 @@ from twostroke.kv.tiers.disk import DiskTier
 from twostroke.kv.tiers.disk_threads import DiskThreads, Fetch
 from twostroke.kv.tiers.files import Found
 from twostroke.kv.tiers.host import HostTier, Kept
-from twostroke.kv.tiers.peers import PeerFetch, Peers, Place
+from twostroke.kv.tiers.peers import PeerFetch, Peers, Wanted
 from twostroke.kv.tiers.worth import Worth
 
 SHARED_NAMESPACE = "salt:"
@@ -306,9 +306,7 @@ class KVTiers:
         elif self._threads is not None:
             self._threads.wait(timeout_s)
 
-    def fetch_from_peer(
-        self, seq_id: int, handoff: Handoff, wanted: Sequence[tuple[PrefixNode, Place]], timing: SequenceTiming
-    ) -> None:
+    def fetch_from_peer(self, seq_id: int, handoff: Handoff, wanted: Sequence[Wanted], timing: SequenceTiming) -> None:
         """Begin to bring these from another engine to host memory, for a sequence that waits."""
         assert self.peers is not None
         fetch = self.peers.fetch(seq_id, handoff, wanted, timing)

@@ -64,7 +64,7 @@ class Declared:
 
     spec: ModelSpec
     not_run: str | None
-    """Why this engine does not run it, in a sentence."""
+    """Why this engine does not run it anywhere, in a sentence; which backend does, `models/features.py` says."""
     is_assumed: bool
     """Whether no family has its name, and it was read as a Llama."""
 
@@ -89,11 +89,7 @@ def declared(config: Mapping[str, Any]) -> Declared:
         refusals.insert(0, f"the architecture {shown(architecture)} is not supported")
     if refusals:
         return Declared(spec, f"this engine does not run it: {refusals[0]}", is_assumed=False)
-    limits = None
-    if family.only_on is not None:
-        where, why = family.only_on
-        limits = f"this engine runs {family.name} models on {where}: {why}"
-    return Declared(spec, limits, is_assumed=False)
+    return Declared(spec, None, is_assumed=False)
 
 
 def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -102,7 +98,7 @@ def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, Mapping):
         return config
     outer = ("tie_word_embeddings", "quantization_config", "compression_config")
-    return {key: config[key] for key in outer if config.get(key) is not None} | dict(text)
+    return dict(text) | {key: config[key] for key in outer if config.get(key) is not None}
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:

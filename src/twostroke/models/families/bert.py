@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from twostroke.core.errors import ModelError
 from twostroke.models.families import decoder
-from twostroke.models.families.declaration import Family, TensorNames
+from twostroke.models.families.declaration import Family, StoredTensor, TensorNames
 from twostroke.models.families.experts import MAX_INTERMEDIATE
 from twostroke.models.families.fields import Fields, shown
 from twostroke.models.rope_spec import RopeSpec
@@ -64,6 +68,31 @@ def _from_config(config: Fields) -> ModelSpec:
     return encoder_spec(config.over({"layer_norm_eps": 1e-12, "type_vocab_size": 2}), "bert")
 
 
+_GGUF_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "is_decoder": "attention.causal",
+}
+_GGUF_TABLES = {
+    "vocab_size": "token_embd.weight",
+    "type_vocab_size": "token_types.weight",
+    "max_position_embeddings": "position_embd.weight",
+}
+"""Sizes that files have as the rows of tensors."""
+
+
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    rows = {}
+    for name, tensor in _GGUF_TABLES.items():
+        if tensor not in tensors or len(tensors[tensor].shape) != 2:
+            raise ModelError(f"{fields.source}: the tensor {tensor} is missing, or no matrix")
+        rows[fields.prefix + name] = tensors[tensor].shape[0]
+    return encoder_spec(replace(fields, values={**fields.values, **rows}, names=_GGUF_KEYS), "bert")
+
+
 def _with_parts(stored: str, canonical: str, weight: str = "weight", bias: str = "bias") -> dict[str, tuple[str, ...]]:
     return {f"{stored}.{weight}": (canonical,), f"{stored}.{bias}": (f"{canonical}_bias",)}
 
@@ -95,14 +124,34 @@ ENCODER_NAMES = TensorNames(
     ignored_prefixes=("pooler.", "bert.pooler.", "roberta.pooler.", "cls.", "lm_head.", "classifier."),
     renamed_prefixes={"bert.": "", "roberta.": ""},
 )
-NO_VECTORS_ON_CARDS = ("hosts alone", "no kernel for a card here computes encoders, or gives vectors")
+_GGUF_NAMES = TensorNames(
+    layer_prefix="blk.{}.",
+    whole={
+        "token_embd.weight": ("embedding",),
+        "position_embd.weight": ("position_embedding",),
+        "token_types.weight": ("text_embedding",),
+        **_with_parts("token_embd_norm", "embedding_norm"),
+    },
+    layer={
+        **_with_parts("attn_q", "q"),
+        **_with_parts("attn_k", "k"),
+        **_with_parts("attn_v", "v"),
+        **_with_parts("attn_output", "o"),
+        **_with_parts("attn_output_norm", "attention_norm"),
+        **_with_parts("ffn_up", "up"),
+        **_with_parts("ffn_down", "down"),
+        **_with_parts("layer_output_norm", "mlp_norm"),
+    },
+    ignored_prefixes=("cls.", "pooler."),
+)
 _HF = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
 FAMILY = Family(
     "bert",
     _HF,
-    (),
+    ("bert",),
     _from_config,
+    _from_gguf,
     hf_names=ENCODER_NAMES,
-    only_on=NO_VECTORS_ON_CARDS,
+    gguf_names=_GGUF_NAMES,
     classifiers={"BertForSequenceClassification": (("bert.pooler.dense", "tanh"), ("classifier", "identity"))},
 )

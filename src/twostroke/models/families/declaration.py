@@ -49,7 +49,8 @@ class TensorNames:
     """Names within a layer, of tensors that hold what one head has of each target, head after head (`row_heads` of
     attention says how many)."""
     inputs_first: frozenset[str] = frozenset()
-    """Names within a layer, of stacks that hold inputs before outputs where they are floats."""
+    """Names within a layer, of stacks that hold inputs before outputs where they are floats. One that has the shape of
+    the other way, and could not be both, is taken to be so."""
     mlp_is_shared: bool = False
     """Gemma 4: in a model with experts, what is a layer's MLP by name is the one beside them."""
     otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -168,5 +169,3 @@ class Family:
     classifiers: Mapping[str, tuple[tuple[str, StepActivation], ...]] = field(default_factory=dict)
     """Of architectures that score pairs of texts: the names of the matrices that the first token's state goes through,
     less `.weight` and `.bias`, and what follows each."""
-    only_on: tuple[str, str] | None = None
-    """Where this engine runs it, and why nowhere else; None: on every backend."""

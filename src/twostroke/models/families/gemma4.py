@@ -243,7 +243,6 @@ def _unified_from_config(config: Fields) -> ModelSpec:
     return replace(_from_config(_text_config(config).over(defaults)), family="gemma4_unified")
 
 
-_ONLY_ON = ("its reference backend alone, which is slow", "no fast backend here has layers of two head sizes")
 FAMILY = Family(
     "gemma4",
     ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
@@ -252,7 +251,6 @@ FAMILY = Family(
     _from_gguf,
     HF_GEMMA4_NAMES,
     GGUF_GEMMA4_NAMES,
-    only_on=_ONLY_ON,
 )
 UNIFIED = Family(
     "gemma4_unified",
@@ -260,5 +258,4 @@ UNIFIED = Family(
     (),
     _unified_from_config,
     hf_names=HF_GEMMA4_NAMES,
-    only_on=_ONLY_ON,
 )

@@ -75,16 +75,19 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
 
 
 _STACKS = {"input_linear.weight": ("gate", "up"), "output_linear.weight": ("down",)}
-_HF_NAMES = replace(
+HF_NAMES_OF_EXPERTS = replace(
     HF_NAMES,
     layer={
         **HF_LAYER,
-        **hybrid.mamba_names("mamba."),
         "block_sparse_moe.router.layer.weight": ("router",),
         **{f"shared_mlp.{stored}": tuple(f"shared.{name}" for name in names) for stored, names in _STACKS.items()},
     },
-    otherwise={f"shared_mlp.{stored}": names for stored, names in _STACKS.items()},
     stacked_experts={f"block_sparse_moe.{stored}": names for stored, names in _STACKS.items()},
+)
+_HF_NAMES = replace(
+    HF_NAMES_OF_EXPERTS,
+    layer={**HF_NAMES_OF_EXPERTS.layer, **hybrid.mamba_names("mamba.")},
+    otherwise={f"shared_mlp.{stored}": names for stored, names in _STACKS.items()},
     adjust={"decay": Adjustment.MINUS_EXPONENTIAL, "final_norm": Adjustment.FINAL_NORM_SCALE},
 )
 _GGUF_NAMES = replace(
@@ -99,5 +102,4 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.ON_HOSTS,
 )

@@ -17,11 +17,6 @@ MAX_HEAD = 1024
 MAX_WIDTH = 2**20
 _LONGEST = 1e6
 """That a step of a Mamba-2 may be told to be at most, if it is told."""
-ON_HOSTS = ("hosts alone", "no kernel for a card here computes layers that keep states")
-MAMBA_ALONE = (
-    "its reference backend alone, which is slow",
-    "no fast backend here computes all of its layers",
-)
 
 
 def kept_states(config: Fields, name: str, kinds: Mapping[str, bool], num_layers: int) -> tuple[bool, ...]:

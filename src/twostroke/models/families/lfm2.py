@@ -138,7 +138,6 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.ON_HOSTS,
 )
 MOE_FAMILY = Family(
     "lfm2_moe",
@@ -148,5 +147,4 @@ MOE_FAMILY = Family(
     _moe_from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.ON_HOSTS,
 )

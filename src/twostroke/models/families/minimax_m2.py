@@ -73,5 +73,4 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     experts.with_gguf_experts(GGUF_NAMES),
-    only_on=("its reference backend alone, which is slow", "no fast backend here norms queries over all heads"),
 )

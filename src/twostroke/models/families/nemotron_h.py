@@ -3,10 +3,11 @@ beside it. Neither MLPs nor experts have a gate: what is above zero is squared."
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from twostroke.models.families import decoder, experts, hybrid
-from twostroke.models.families.declaration import HF_NAMES, Adjustment, Family
+from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Adjustment, Family, StoredTensor
 from twostroke.models.families.fields import Fields, shown
 from twostroke.models.rope_spec import NO_ROPE
 from twostroke.models.spec import DenseMlp, LayerSpec, Mamba2, ModelSpec, MoeSpec, Routing
@@ -81,6 +82,45 @@ def _experts(config: Fields, mlp: DenseMlp) -> MoeSpec:
     return replace(moe, shared=shared, is_gated=False, squared_relu=True)
 
 
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    """A file counts KV heads and columns of an MLP layer by layer, 0 where there are none; a layer of neither keeps a
+    state. Of the shortest step it says nothing: llama.cpp has none."""
+    num_layers = fields.integer("block_count", 1, decoder.MAX_LAYERS)
+    fields.refuse_unless({"moe_latent_size": (0,), "nextn_predict_layers": (0,)})
+    fields, has_no_heads = hybrid.states_of_gguf(fields, num_layers)
+    widths = fields.integers("feed_forward_length", 0, experts.MAX_INTERMEDIATE)
+    if len(widths) != num_layers or not any(widths):
+        raise fields.error(
+            "feed_forward_length", f"must hold the width of an MLP, or 0, for each of {num_layers} layers"
+        )
+    own = {f"{fields.prefix}feed_forward_length": max(widths), f"{fields.prefix}expert_gating_func": 2}
+    # Nothing is rotated, whatever is said of it.
+    kept = {name: value for name, value in fields.values.items() if not name.startswith(f"{fields.prefix}rope.")}
+    fields = replace(fields, values=kept | own)
+    spec = decoder.spec_from_gguf(fields, tensors, "nemotron_h", handled=("expert_count",))
+    mixer = hybrid.mamba_from_gguf(fields, tensors)
+    mamba = LayerSpec(replace(mixer, norm_groups=mixer.num_groups), None)
+    attention = LayerSpec(replace(spec.layers[0].grouped, rope=NO_ROPE), None)
+    moe = _experts_from_gguf(fields, tensors, widths) if experts.has_experts(fields) else None
+    layers = []
+    for index, (width, keeps) in enumerate(zip(widths, has_no_heads, strict=True)):
+        if width and not keeps:
+            raise fields.error("feed_forward_length", f"gives layer {index} an MLP, and it attends")
+        mlp = moe or DenseMlp(width, is_gated=False, squared_relu=True)
+        layers.append(LayerSpec(None, mlp) if width else mamba if keeps else attention)
+    return replace(spec, layers=tuple(layers))
+
+
+def _experts_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], widths: Sequence[int]) -> MoeSpec:
+    """All layers of an MLP have experts then."""
+    first = next(index for index, width in enumerate(widths) if width)
+    fields = replace(fields, values={**fields.values, f"{fields.prefix}leading_dense_block_count": first})
+    dense = DenseMlp(max(widths), is_gated=False, squared_relu=True)
+    *_, moe = experts.mlps_from_gguf(fields, tensors, len(widths), dense)
+    assert isinstance(moe, MoeSpec)
+    return replace(moe, is_gated=False, squared_relu=True)
+
+
 _PARTS = ("up", "down")
 _HF_NAMES = replace(
     HF_NAMES,
@@ -105,11 +145,15 @@ _HF_NAMES = replace(
     ignored_prefixes=("mtp.",),
     renamed_prefixes={"model.": "backbone."},
 )
+_GGUF_NAMES = replace(
+    hybrid.with_gguf_mamba(experts.with_gguf_experts(GGUF_NAMES)), otherwise={"attn_norm.weight": ("mlp_norm",)}
+)
 FAMILY = Family(
     "nemotron_h",
     ("NemotronHForCausalLM",),
-    (),
+    ("nemotron_h", "nemotron_h_moe"),
     _from_config,
-    hf_names=_HF_NAMES,
-    only_on=hybrid.MAMBA_ALONE,
+    _from_gguf,
+    _HF_NAMES,
+    _GGUF_NAMES,
 )

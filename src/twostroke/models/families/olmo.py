@@ -63,7 +63,7 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return replace(_with_ropes(decoder.with_windows(spec, window, sliding), sliding, local, whole), family="olmo3")
 
 
-_HF_NAMES = replace(
+HF_POST_NORMS = replace(
     HF_NAMES,
     layer={
         **HF_LAYER,
@@ -71,15 +71,13 @@ _HF_NAMES = replace(
         "post_feedforward_layernorm.weight": ("post_mlp_norm",),
     },
 )
-_ONLY_ON = ("its reference backend alone, which is slow", "no fast backend here norms queries over all heads")
 OLMO2 = Family(
     "olmo2",
     ("Olmo2ForCausalLM",),
     ("olmo2",),
     _v2_from_config,
     _from_gguf,
-    _HF_NAMES,
+    HF_POST_NORMS,
     replace(GGUF_NAMES, layer=GGUF_LAYER),
-    only_on=_ONLY_ON,
 )
-OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), (), _v3_from_config, hf_names=_HF_NAMES, only_on=_ONLY_ON)
+OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), (), _v3_from_config, hf_names=HF_POST_NORMS)

@@ -185,7 +185,6 @@ FAMILY = Family(
     _from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.ON_HOSTS,
 )
 DENSE_FAMILY = Family(
     "qwen3_5",
@@ -195,7 +194,6 @@ DENSE_FAMILY = Family(
     _dense_from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.ON_HOSTS,
 )
 MOE_FAMILY = Family(
     "qwen3_5_moe",
@@ -205,5 +203,4 @@ MOE_FAMILY = Family(
     _moe_from_gguf,
     _HF_NAMES,
     _GGUF_NAMES,
-    only_on=hybrid.ON_HOSTS,
 )

@@ -48,5 +48,4 @@ FAMILY = Family(
     _from_config,
     _from_gguf,
     gguf_names=_GGUF_NAMES,
-    only_on=("hosts alone", "no kernel for a card here has layers that rotate nothing"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twostroke.models.families.bert import ENCODER_NAMES, NO_VECTORS_ON_CARDS, encoder_spec
+from twostroke.models.families.bert import ENCODER_NAMES, encoder_spec
 from twostroke.models.families.declaration import Family
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec, StepActivation
@@ -21,6 +21,5 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=ENCODER_NAMES,
-    only_on=NO_VECTORS_ON_CARDS,
     classifiers={"XLMRobertaForSequenceClassification": _SCORES},
 )

@@ -35,17 +35,31 @@ class MedusaSpec:
     hidden_size: int
     draft_vocab_size: int
 
+    @staticmethod
+    def block_name(head: int, block: int) -> str:
+        """Its bias, where it has one, is named `_bias` behind that."""
+        return f"{head}.blocks.{block}"
+
+    @staticmethod
+    def output_name(head: int) -> str:
+        return f"{head}.output"
+
+    @staticmethod
+    def head_of(name: str) -> int:
+        """Whose tensor it is."""
+        return int(name.partition(".")[0])
+
     def tensor_shapes(self) -> Shapes:
         shapes: Shapes = {}
         for head in range(self.num_heads):
             for block in range(self.num_blocks):
-                shapes[f"{head}.blocks.{block}"] = (self.hidden_size, self.hidden_size)
-            shapes[f"{head}.output"] = (self.draft_vocab_size, self.hidden_size)
+                shapes[self.block_name(head, block)] = (self.hidden_size, self.hidden_size)
+            shapes[self.output_name(head)] = (self.draft_vocab_size, self.hidden_size)
         return shapes
 
     def optional_shapes(self) -> Shapes:
         heads, blocks = range(self.num_heads), range(self.num_blocks)
-        return {f"{head}.blocks.{block}_bias": (self.hidden_size,) for head in heads for block in blocks}
+        return {f"{self.block_name(head, block)}_bias": (self.hidden_size,) for head in heads for block in blocks}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,62 @@
-"""MTP blocks: layers behind a model's last that its own file holds and that guess the tokens to come. Which models have
-some is read from what they declare; no family that this engine runs has any, which is said in a sentence."""
+"""MTP blocks: a layer behind a model's last that its own file holds and that guesses the tokens to come. Qwen3-Next's
+and Qwen3.5's (`mtp.*`) become a declaration and tensors here; of other models it is said why theirs cannot draft."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.models.canonical import canonical_tensors
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.families.declaration import Adjustment, Family
+from twostroke.models.loading import read_config, read_folder_spec
+from twostroke.models.spec import GroupedAttention, LayerSpec, Shapes, layer_name
+from twostroke.models.weights.safetensors import open_folder
+from twostroke.models.weights.tensor import WeightTensor, from_float32
+
 MTP = "mtp"
-"""What it would be asked for by."""
+"""What it is asked for by."""
 _CONFIG_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers")
 _GGUF_SUFFIX = ".nextn_predict_layers"
+_FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""Whose blocks are read."""
+_PREFIX = "mtp."
+_BEFORE = {
+    "fc.weight": "fc",
+    "pre_fc_norm_embedding.weight": "embedding_norm",
+    "pre_fc_norm_hidden.weight": "hidden_norm",
+}
+"""What makes the block's input."""
+
+
+@dataclass(frozen=True, slots=True)
+class MtpSpec:
+    layer: LayerSpec
+    hidden_size: int
+    draft_vocab_size: int
+    """The model's."""
+    taps: tuple[int, ...]
+    """Hidden states of the model that are read: what leaves its last layer, before the last norm."""
+    norm_eps: float
+    max_context: int
+
+    def input_shapes(self) -> Shapes:
+        hidden = self.hidden_size
+        return {"fc": (hidden, 2 * hidden), "embedding_norm": (hidden,), "hidden_norm": (hidden,)}
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    source: str
+    spec: MtpSpec
+    tensors: Mapping[str, WeightTensor]
+    """By the names that they have in a layer, `final_norm` and those of `MtpSpec.input_shapes`."""
+    target_ids: npt.NDArray[np.int64]  # [vocab]: every token is itself
 
 
 def mtp_blocks(settings: Mapping[str, Any]) -> int:
@@ -22,8 +69,63 @@ def mtp_blocks(settings: Mapping[str, Any]) -> int:
 
 
 def why_no_mtp(model: str, settings: Mapping[str, Any]) -> str:
-    """Why `mtp` cannot draft for a model."""
+    """Why `mtp` cannot draft for a model of another family, or from another kind of file."""
     blocks = mtp_blocks(settings)
     if not blocks:
         return f"{model} has no MTP blocks: its settings declare none; an EAGLE-3 head (eagle3:FOLDER) is another way"
-    return f"{model} declares {blocks} MTP block{'s' if blocks > 1 else ''}, and this engine computes none of them yet"
+    return (
+        f"{model} declares {blocks} MTP block{'s' if blocks > 1 else ''}, and this engine computes none of them yet: "
+        "it has those of Qwen3-Next and Qwen3.5, from folders that are not quantised"
+    )
+
+
+def load_mtp(checkpoint: Checkpoint) -> MtpHead:
+    """The block of a model's own folder. Raises BadRequestError where it has none that is computed, ModelError where it
+    is damaged."""
+    is_folder = checkpoint.gguf_metadata is None and checkpoint.path.is_dir()
+    if not is_folder or checkpoint.quantisation is not None or checkpoint.spec.family not in _FAMILIES:
+        settings = checkpoint.gguf_metadata or (read_config(checkpoint.path) if is_folder else {})
+        raise BadRequestError(why_no_mtp(checkpoint.name, settings))
+    everything = open_folder(checkpoint.path)
+    stored = {name.removeprefix(_PREFIX): own for name, own in everything.items() if name.startswith(_PREFIX)}
+    if not stored:
+        raise BadRequestError(f"{checkpoint.name} has no MTP block: its files hold no tensor named {_PREFIX}*")
+    if further := [name for name in stored if name.startswith("layers.") and not name.startswith("layers.0.")]:
+        raise BadRequestError(f"{checkpoint.name} has several MTP layers ({_PREFIX}{further[0]}), and one is computed")
+    family, _ = read_folder_spec(checkpoint.path)
+    spec = checkpoint.spec
+    # Its layer is as the model's last that has attention: the others keep states, which no draft could be taken from.
+    layer = next(own for own in reversed(spec.layers) if isinstance(own.attention, GroupedAttention))
+    own = MtpSpec(layer, spec.hidden_size, spec.vocab_size, (spec.num_layers,), spec.norm_eps, spec.max_context)
+    tensors = _input_tensors(checkpoint, family, own, stored) | _layer_tensors(checkpoint, family, layer, stored)
+    return MtpHead(str(checkpoint.path), own, tensors, np.arange(spec.vocab_size, dtype=np.int64))
+
+
+def _layer_tensors(
+    checkpoint: Checkpoint, family: Family, layer: LayerSpec, stored: Mapping[str, WeightTensor]
+) -> dict[str, WeightTensor]:
+    """Named, split and put right as those of a model of one layer, which has the model's embedding and output."""
+    names, block = family.hf_names, replace(checkpoint.spec, layers=(layer,))
+    model = {f"model.{name}": tensor for name, tensor in stored.items() if name not in _BEFORE}
+    for target in ("embedding", "output"):
+        if target in checkpoint.tensors:
+            stored_name = next(name for name, targets in names.whole.items() if targets == (target,))
+            model[stored_name] = checkpoint.tensors[target]
+    found = canonical_tensors(f"{checkpoint.name}'s MTP block", model, names, block)
+    kept = {name.removeprefix(layer_name(0, "")): own for name, own in found.items() if name.startswith("layers.")}
+    return kept | {"final_norm": found["final_norm"]}
+
+
+def _input_tensors(
+    checkpoint: Checkpoint, family: Family, spec: MtpSpec, stored: Mapping[str, WeightTensor]
+) -> dict[str, WeightTensor]:
+    adds_one = family.hf_names.adjust.get("final_norm") is Adjustment.ADD_ONE
+    shapes, found = spec.input_shapes(), {}
+    for stored_name, name in _BEFORE.items():
+        tensor = stored.get(stored_name)
+        if tensor is None or tensor.shape != shapes[name]:
+            had = "is missing" if tensor is None else f"has shape {tensor.shape}, and {shapes[name]} is needed"
+            raise ModelError(f"{checkpoint.name}: the tensor {_PREFIX}{stored_name} of its MTP block {had}")
+        is_norm = len(shapes[name]) == 1
+        found[name] = from_float32(name, tensor.to_float32() + np.float32(1)) if is_norm and adds_one else tensor
+    return found

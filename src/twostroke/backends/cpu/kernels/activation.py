@@ -8,7 +8,7 @@ from twostroke.backends.cpu.arguments import ActivationField
 from twostroke.backends.cpu.kernels.emitter import F32, Emitter, Value
 from twostroke.backends.cpu.kernels.numbers import power_of_two
 from twostroke.backends.cpu.kernels.operation import OperandWriter, operation
-from twostroke.backends.cpu.shape import CLAMPED
+from twostroke.backends.cpu.shape import CLAMPED, RELU_SQUARED
 
 
 def _silu(e: Emitter, value: Value) -> Value:
@@ -43,7 +43,14 @@ def _gelu(e: Emitter, value: Value) -> Value:
     return build.fmul(build.fmul(value, e.floats(0.5)), doubled)
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
+def _relu_squared(e: Emitter, value: Value) -> Value:
+    """What is above zero, squared; what is no number stays so."""
+    build = e.build
+    above = build.select(build.fcmp_unordered(">", value, e.floats(0.0)), value, e.floats(0.0))
+    return build.fmul(above, above)
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu, RELU_SQUARED: _relu_squared}
 
 
 def joined(e: Emitter, activation: str, gate: Value, up: Value) -> Value:
@@ -66,7 +73,7 @@ def emit_gated_activation(e: Emitter, activation: str) -> None:
         first, last = op.share_rows(op.rows_in(ActivationField.ROWS))
         with e.loop(first, last) as row:
             gate = e.at(op.address(ActivationField.INPUT), e.mul(row, stride), F32)
-            up = e.at(gate, op.integer(ActivationField.UP_OFFSET), F32)
+            up = e.at(op.address(ActivationField.UP), e.mul(row, op.integer(ActivationField.UP_STRIDE)), F32)
             writer = OperandWriter(op, row, width)
             with e.loop(0, e.div(width, 32)) as group:
                 places = [e.add(e.mul(group, 32), offset) for offset in (0, 16)]

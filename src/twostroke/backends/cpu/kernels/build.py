@@ -14,7 +14,13 @@ from twostroke.backends.cpu.kernels.latent_prefill import emit_latent_prefill
 from twostroke.backends.cpu.kernels.latent_products import emit_latent_products
 from twostroke.backends.cpu.kernels.latent_store import emit_latent_store
 from twostroke.backends.cpu.kernels.matmul import emit_gated_matmul, emit_join, emit_matmul
-from twostroke.backends.cpu.kernels.norms import emit_layer_norm, emit_norm, emit_norm_add, emit_prepare
+from twostroke.backends.cpu.kernels.norms import (
+    emit_layer_norm,
+    emit_norm,
+    emit_norm_add,
+    emit_norm_columns,
+    emit_prepare,
+)
 from twostroke.backends.cpu.kernels.recurrent import emit_convolution, emit_recurrence
 from twostroke.backends.cpu.kernels.recurrent_rows import emit_decays, emit_gated_norm, emit_prepare_gated
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
@@ -52,6 +58,7 @@ def rows_text(activation: str, isa: InstructionSet) -> str:
     emit_join(emitter, activation)
     emit_norm(emitter)
     emit_norm_add(emitter)
+    emit_norm_columns(emitter)
     emit_prepare(emitter)
     emit_share(emitter)
     emit_prepare_gated(emitter)
@@ -67,7 +74,8 @@ def routing_text(isa: InstructionSet) -> str:
     return str(emitter.module)
 
 
-def encoder_text(activation: str, isa: InstructionSet) -> str:
+def plain_text(activation: str, isa: InstructionSet) -> str:
+    """Of MLPs without a gate; encoders' norms with it."""
     emitter = _emitter(isa)
     emit_layer_norm(emitter)
     emit_plain_activation(emitter, activation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import NormField, StepField
+from twostroke.backends.cpu.arguments import ColumnsField, NormField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation
 
@@ -55,9 +55,10 @@ def emit_norm(e: Emitter) -> None:
 
 
 def emit_norm_add(e: Emitter) -> None:
-    """add_to[row] += norm(input[row]) * weight: a block's output joining the residual."""
+    """add_to[row] = (add_to[row] + norm(input[row]) * weight) * factor: a block's output joining the residual."""
     with operation(e, "norm_add") as op:
         width, weight = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT)
+        factor = e.splat(op.float(NormField.FACTOR))
         first, last = op.own_rows(op.step_integer(op.integer(NormField.ROWS)))
         with e.loop(first, last) as row:
             values = e.at(op.address(NormField.INPUT), e.mul(row, width), F32)
@@ -66,7 +67,31 @@ def emit_norm_add(e: Emitter) -> None:
             with e.loop(0, width, 16) as place:
                 normed = e.build.fmul(e.load_floats(values, place), inverse)
                 product = e.build.fmul(normed, e.load_floats(weight, place))
-                e.store_floats(e.build.fadd(e.load_floats(target, place), product), target, place)
+                total = e.build.fadd(e.load_floats(target, place), product)
+                e.store_floats(e.build.fmul(total, factor), target, place)
+
+
+def emit_norm_columns(e: Emitter) -> None:
+    """output[row][part] = norm(input[row][part]) * weight, in place or elsewhere; or added to what is there."""
+    with operation(e, "norm_columns") as op:
+        width, weight = op.integer(ColumnsField.WIDTH), op.address(ColumnsField.WEIGHT)
+        adds = e.is_nonzero(op.integer(ColumnsField.ACCUMULATE))
+        first, last = op.own_rows(op.step_integer(op.integer(ColumnsField.ROWS)))
+        with e.loop(first, last) as row, e.loop(0, op.integer(ColumnsField.COUNT)) as part:
+            start = e.mul(part, width)
+            values, target = (
+                e.at(op.address(array), e.add(e.mul(row, op.integer(stride)), start), F32)
+                for array, stride in (
+                    (ColumnsField.INPUT, ColumnsField.STRIDE),
+                    (ColumnsField.OUTPUT, ColumnsField.OUTPUT_STRIDE),
+                )
+            )
+            inverse = inverse_rms(e, values, width, op.float(ColumnsField.EPSILON))
+            with e.loop(0, width, 16) as place:
+                normed = e.build.fmul(e.load_floats(values, place), inverse)
+                normed = e.build.fmul(normed, e.load_floats(weight, place))
+                held = e.build.select(adds, e.load_floats(target, place), e.floats(0.0))
+                e.store_floats(e.build.fadd(normed, held), target, place)
 
 
 def emit_layer_norm(e: Emitter) -> None:

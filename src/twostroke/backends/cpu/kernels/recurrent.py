@@ -17,6 +17,9 @@ from twostroke.backends.cpu.shape import convolution_name
 
 _CHAINS = 4
 """Sums over keys are this many, joined at last: each waits for the one before it in its own chain alone."""
+_CHANNEL_VECTORS = 4
+"""Vectors of 16 channels that a piece of work takes of each row, where the width is a multiple of them: rows lie far
+apart in memory, and a single line of each costs as much time as several."""
 
 
 class _Run:
@@ -69,41 +72,77 @@ def _items(op: Operation, per_run: Value) -> Iterator[tuple[_Run, Value]]:
 
 
 def emit_convolution(e: Emitter, taps: int, *, is_gated: bool) -> None:
-    """output = out_gate * conv(in_gate * input), or silu(conv(input) + bias); 16 channels at a time."""
+    """output = out_gate * conv(in_gate * input), or silu(conv(input) + bias); a few vectors of channels at a time."""
     with operation(e, convolution_name(taps, is_gated=is_gated)) as op:
-        width, stride = op.integer(ConvolutionField.WIDTH), op.integer(ConvolutionField.STRIDE)
-        with _items(op, e.div(width, LANES)) as (run, block):
-            channel = e.mul(block, LANES)
-            weights = [
-                e.load_floats(op.address(ConvolutionField.WEIGHT), e.add(e.mul(width, tap), channel))
-                for tap in range(taps)
-            ]
-            slot = run.slot(channel)
-            kept = [e.variable(F32X16, e.load_floats(slot, e.mul(width, tap))) for tap in range(taps - 1)]
-            with e.when(run.is_first):
-                for one in kept:
-                    one.value = e.floats(0.0)
-            with e.loop(0, run.count) as token:
-                row = e.add(run.row, token)
-                place = e.add(e.mul(row, stride), channel)
-                value = e.load_floats(op.address(ConvolutionField.INPUT), place)
-                if is_gated:
-                    value = e.build.fmul(value, e.load_floats(op.address(ConvolutionField.IN_GATE), place))
-                total = e.floats(0.0)
-                window = [*(one.value for one in kept), value]
-                for earlier, weight in zip(window, weights, strict=True):
-                    total = e.multiply_add(earlier, weight, total)
-                if is_gated:
-                    total = e.build.fmul(total, e.load_floats(op.address(ConvolutionField.OUT_GATE), place))
-                else:
-                    total = e.build.fadd(total, e.load_floats(op.address(ConvolutionField.BIAS), channel))
-                    total = e.sigmoid_product(total, total)
-                output = e.add(e.mul(row, op.integer(ConvolutionField.OUTPUT_STRIDE)), channel)
-                e.store_floats(total, op.address(ConvolutionField.OUTPUT), output)
-                target = run.target(token, slot, channel)
-                for tap, later in enumerate(window[1:]):
-                    kept[tap].value = later
-                    e.store_floats(later, target, e.mul(width, tap))
+        left = e.rem(op.integer(ConvolutionField.WIDTH), LANES * _CHANNEL_VECTORS)
+        with e.build.if_else(e.is_nonzero(left)) as (uneven, whole):
+            with uneven:
+                _convolve(op, taps, 1, is_gated=is_gated)
+            with whole:
+                _convolve(op, taps, _CHANNEL_VECTORS, is_gated=is_gated)
+
+
+def _convolve(op: Operation, taps: int, vectors: int, *, is_gated: bool) -> None:
+    e, build = op.emitter, op.emitter.build
+    width, stride = op.integer(ConvolutionField.WIDTH), op.integer(ConvolutionField.STRIDE)
+    with _items(op, e.div(width, LANES * vectors)) as (run, block):
+        first = e.mul(block, LANES * vectors)
+        slot = run.slot(first)
+        lanes = [_Channels(op, e.add(first, LANES * index), LANES * index, slot, taps) for index in range(vectors)]
+        with e.when(run.is_first):
+            for one in (kept for channels in lanes for kept in channels.kept):
+                one.value = e.floats(0.0)
+        with e.loop(0, run.count) as token:
+            row = e.add(run.row, token)
+            output_row = e.mul(row, op.integer(ConvolutionField.OUTPUT_STRIDE))
+            for channels in lanes:
+                place = e.add(e.mul(row, stride), channels.first)
+                output = e.add(output_row, channels.first)
+                channels.convolve(place, output, is_gated=is_gated)
+            # What becomes of a state is kept once, but for states after drafts.
+            is_last = build.icmp_signed("==", e.add(token, 1), run.count)
+            with e.when(build.or_(is_last, build.icmp_signed(">=", run.aside, e.integer(0)))):
+                target = run.target(token, slot, first)
+                for channels in lanes:
+                    channels.store(target, width)
+
+
+class _Channels:
+    """Sixteen side by side: their weights, and what they were at the last tokens."""
+
+    def __init__(self, op: Operation, first: Value, offset: int, slot: Value, taps: int) -> None:
+        """`first`: of all channels; `offset`: behind the first of the piece, where `slot` has its numbers."""
+        e = self._e = op.emitter
+        width = op.integer(ConvolutionField.WIDTH)
+        self._op, self.first, self._offset = op, first, offset
+        self._weights = [
+            e.load_floats(op.address(ConvolutionField.WEIGHT), e.add(e.mul(width, tap), first)) for tap in range(taps)
+        ]
+        places = [e.add(e.mul(width, tap), offset) for tap in range(taps - 1)]
+        self.kept = [e.variable(F32X16, e.load_floats(slot, place)) for place in places]
+
+    def convolve(self, place: Value, output: Value, *, is_gated: bool) -> None:
+        e, op = self._e, self._op
+        value = e.load_floats(op.address(ConvolutionField.INPUT), place)
+        if is_gated:
+            value = e.build.fmul(value, e.load_floats(op.address(ConvolutionField.IN_GATE), place))
+        total = e.floats(0.0)
+        window = [*(one.value for one in self.kept), value]
+        for earlier, weight in zip(window, self._weights, strict=True):
+            total = e.multiply_add(earlier, weight, total)
+        if is_gated:
+            total = e.build.fmul(total, e.load_floats(op.address(ConvolutionField.OUT_GATE), place))
+        else:
+            total = e.build.fadd(total, e.load_floats(op.address(ConvolutionField.BIAS), self.first))
+            total = e.sigmoid_product(total, total)
+        e.store_floats(total, op.address(ConvolutionField.OUTPUT), output)
+        for one, later in zip(self.kept, window[1:], strict=True):
+            one.value = later
+
+    def store(self, target: Value, width: Value) -> None:
+        e = self._e
+        for tap, one in enumerate(self.kept):
+            e.store_floats(one.value, target, e.add(e.mul(width, tap), self._offset))
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,11 @@ class _Choice:
             place = e.at(self._shares, choice, F32)
             share = build.fdiv(e.load(F32, place, 4), divisor)
             e.store(build.fmul(share, op.float(RouteField.SHARE_SCALE)), place, 4)
+        scales = op.integer(RouteField.EXPERT_SCALES)
+        with e.when(e.is_nonzero(scales)), e.loop(0, self._per_token) as choice:
+            place, expert = e.at(self._shares, choice, F32), e.load_at(I64, self._chosen, choice)
+            scale = e.load_at(F32, e.pointer(scales), expert)
+            e.store(build.fmul(e.load(F32, place, 4), scale), place, 4)
 
 
 class _Search:

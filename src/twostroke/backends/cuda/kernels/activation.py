@@ -58,6 +58,34 @@ def scale_by_gate(
     )
 
 
+def gate_by_sigmoid(
+    rows: torch.Tensor,  # [num_tokens, width], changed
+    gates: torch.Tensor,  # [num_tokens, width], any token stride
+) -> None:
+    """rows *= sigmoid(gates)"""
+    num_tokens, width = rows.shape
+    if num_tokens == 0:
+        return
+    block = min(_BLOCK, next_power_of_2(width))
+    dependent(_gate_by_sigmoid, (num_tokens, cdiv(width, block)), rows.device)(
+        rows, gates, rows.stride(0), gates.stride(0), WIDTH=width, BLOCK=block, num_warps=4
+    )
+
+
+@triton.jit
+def _gate_by_sigmoid(
+    rows, gates, rows_stride, gates_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    start_next_and_wait(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    gate = tl.load(gates + token * gates_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    own = rows + token * rows_stride + columns
+    value = tl.load(own, mask=mask, other=0.0).to(tl.float32) * tl.sigmoid(gate)
+    tl.store(own, value.to(rows.dtype.element_ty), mask=mask)
+
+
 @triton.jit
 def _scale_by_gate(x, gate, rows, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next_and_wait(PDL)

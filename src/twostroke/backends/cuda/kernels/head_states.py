@@ -28,8 +28,8 @@ class StateStore(NamedTuple):
     """On the host and in kernels."""
 
     kept: torch.Tensor  # [max rows + 1, KEPT, hidden]: of each row's last positions, by position modulo KEPT
-    page_ends: torch.Tensor  # [blocks + 1, hidden]: of each block's last token, for whoever finds it by its prefix
-    table: torch.Tensor  # int32 [max rows + 1, table_len]
+    page_ends: torch.Tensor | None  # [blocks + 1, hidden]: of each block's last token, for who finds it by its prefix
+    table: torch.Tensor | None  # int32 [max rows + 1, table_len]; both None: a row's own last states are enough
 
 
 class InputNorms(NamedTuple):
@@ -99,6 +99,7 @@ def read_inputs(
     num_tokens, hidden = joined.shape
     if num_tokens == 0:
         return
+    assert states.table is not None
     block = next_power_of_2(hidden)
     dependent(_read_inputs, (num_tokens,), joined.device)(
         norms, states, token_ids, rows, positions, last_tokens, joined, inputs, eps, norms.embedding.stride(0),
@@ -121,9 +122,10 @@ def _keep_states(
     later = tl.load(rows + tl.minimum(token + _KEPT, num_tokens - 1)).to(tl.int64)
     if (token + _KEPT >= num_tokens) | (later != row):  # of a chunk, the last ones: others would have their places
         tl.store(states.kept + (row * _KEPT + position % _KEPT) * HIDDEN + columns, state, mask=mask)
-    if position % PAGE == PAGE - 1:
-        block = tl.load(states.table + row * table_stride + position // PAGE).to(tl.int64)
-        tl.store(states.page_ends + block * HIDDEN + columns, state, mask=mask)
+    if states.page_ends is not None:
+        if position % PAGE == PAGE - 1:
+            block = tl.load(states.table + row * table_stride + position // PAGE).to(tl.int64)
+            tl.store(states.page_ends + block * HIDDEN + columns, state, mask=mask)
 
 
 def keep_states(
@@ -132,7 +134,7 @@ def keep_states(
     positions: torch.Tensor,  # int32 [num_tokens]
     joined: torch.Tensor,  # [num_tokens, hidden]
     *,
-    page: int,
+    page: int = 1,
 ) -> None:
     """What later tokens will ask for, behind `read_inputs`, which still reads what was there."""
     num_tokens, hidden = joined.shape
@@ -140,7 +142,7 @@ def keep_states(
         return
     block = next_power_of_2(hidden)
     dependent(_keep_states, (num_tokens,), joined.device)(
-        states, rows, positions, joined, num_tokens, states.table.stride(0),
+        states, rows, positions, joined, num_tokens, 0 if states.table is None else states.table.stride(0),
         PAGE=page, HIDDEN=hidden, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
     )  # fmt: skip
 

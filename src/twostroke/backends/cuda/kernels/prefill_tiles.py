@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from twostroke.backends.cuda.kernels.paged import AttentionShape
+from twostroke.backends.cuda.kernels.state_items import StateWork
 
 Integers = Sequence[int] | npt.NDArray[np.integer]
 KEY_BLOCK = 64
@@ -135,6 +136,9 @@ class PrefillWork:
     part_items: int  # items that are parts of a tile, at most; 0 saves the second launch
     longest_context: int  # no context ends behind this
     has_prefix: bool = True  # whether any segment may have a context before it
+    states: StateWork | None = None  # of models with layers that keep states
+    beside: PrefillWork | None = None
+    """The same chunks in the tiles of another attention: of a model that reads along."""
 
     @classmethod
     def of(cls, tiles: PrefillTiles, device: torch.device | str) -> PrefillWork:

@@ -1,5 +1,5 @@
-"""What some models have and not every backend computes, with the sentence that a backend declines by. Knows
-declarations alone."""
+"""What some models have and not every backend computes: which backend computes what, and the sentence that it declines
+by. Knows declarations alone: a plan asks here, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and thi
 
 
 class Feature(Enum):
-    """What some models have and not every backend computes: one that has learnt it says so to `uncomputed`."""
+    """What some models have and not every backend computes, in what a backend without it says of itself."""
 
     STATES = "it has no layers that keep a state in place of keys and values"
     LATENT = "it has no latent attention"
@@ -46,9 +46,30 @@ class Feature(Enum):
     ENCODER = "it has no encoders, whose positions are looked up and whose norms stand behind their blocks"
 
 
-def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str | None:
+COMPUTED: dict[str, frozenset[Feature]] = {
+    "reference": frozenset(Feature),
+    "cpu": frozenset(Feature),
+    "cuda": frozenset(
+        {
+            Feature.STATES,
+            Feature.LATENT,
+            Feature.SINKS,
+            Feature.OUTPUT_GATE,
+            Feature.NO_ROPE,
+            Feature.GROWTH,
+            Feature.SHARED_EXPERTS,
+            Feature.ROUTING,
+            Feature.EXPERT_BIASES,
+        }
+    ),
+}
+"""By backend. What sizes it takes is its own to say."""
+
+
+def uncomputed(spec: ModelSpec, backend: str) -> str | None:
     """What a model has that a backend does not compute, in a sentence: each of them asks, and declines. None:
     nothing."""
+    learnt = COMPUTED[backend]
     if spec.final_norm_bias or spec.head_bias:
         return "it has no biases on the last norm and the output head"
     if not spec.has_output and Feature.VECTORS not in learnt:

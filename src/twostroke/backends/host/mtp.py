@@ -1,0 +1,96 @@
+"""The arithmetic of a model's own MTP block in numpy, float32. Slot p is made from token p and the model's hidden state
+at p - 1, behind its last norm; the block's own state behind its norm stands for the model's as guesses go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from twostroke.backends.host.arithmetic import Array, linear, rms_norm, sigmoid, silu
+from twostroke.backends.host.paged_layer import Ints, PagedLayer
+from twostroke.backends.host.routing import route
+from twostroke.models.heads.mtp import MtpHead, MtpSpec
+from twostroke.models.spec import expert_name
+
+SHARED = "shared."
+
+
+class MtpNetwork:
+    """`embed` gives rows of the model's embedding; `output` is its output matrix, `target_norm` its last norm."""
+
+    def __init__(
+        self,
+        head: MtpHead,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_context: int,
+        embed: Callable[[Ints], Array],
+        output: Array,
+        target_norm: Array,
+    ) -> None:
+        self.spec: MtpSpec = head.spec
+        self._weights = {name: tensor.to_float32() for name, tensor in head.tensors.items()}
+        self._embed, self._output, self._target_norm = embed, output, target_norm
+        self._layer = PagedLayer(
+            head.spec.layer.grouped,
+            self._weights,
+            head.spec.norm_eps,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_context=max_context,
+        )
+
+    def join(self, taps: Array) -> Array:
+        """From what leaves the model's last layer to what the block reads of it  # [n, hidden]"""
+        return rms_norm(taps, self._target_norm, self.spec.norm_eps)
+
+    def blank(self, blocks: Ints) -> bool:
+        return False  # a step is told where to begin
+
+    def write(self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints) -> None:
+        """Fill slots, and guess nothing: token p with the hidden state of p - 1 goes to slot p."""
+        self._layer.store(self._inputs(token_ids, hidden)[0], positions, tables)
+
+    def step(self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints, firsts: Ints) -> tuple[Array, Array]:
+        """The same, and what follows: the state that stands for the model's at p, and the scores of all tokens at
+        p + 1  # [n, hidden], [n, vocab]"""
+        weights, eps = self._weights, self.spec.norm_eps
+        inputs, residual = self._inputs(token_ids, hidden)
+        self._layer.store(inputs, positions, tables)
+        mixed = self._layer.attend(inputs, positions, tables, firsts)
+        if "q_gate" in weights:
+            mixed = mixed * sigmoid(linear(inputs, weights["q_gate"]))
+        residual = residual + linear(mixed, weights["o"], weights.get("o_bias"))
+        residual = residual + self._mlp(rms_norm(residual, weights["mlp_norm"], eps))
+        state = rms_norm(residual, weights["final_norm"], eps)
+        return state, linear(state, self._output)
+
+    def _inputs(self, token_ids: Ints, hidden: Array) -> tuple[Array, Array]:
+        """What attention reads, and the residual that its output joins  # both [n, hidden]"""
+        weights, eps = self._weights, self.spec.norm_eps
+        embedded = rms_norm(self._embed(token_ids), weights["embedding_norm"], eps)
+        both = np.concatenate([embedded, rms_norm(hidden, weights["hidden_norm"], eps)], axis=1)
+        residual = linear(both, weights["fc"])
+        return rms_norm(residual, weights["attention_norm"], eps), residual
+
+    def _mlp(self, x: Array) -> Array:
+        moe, weights = self.spec.layer.moe, self._weights
+        if moe is None:
+            return self._gated("", x)
+        chosen, shares = route(moe, linear(x, weights["router"]), weights.get("router_correction"))
+        output = np.zeros_like(x)
+        for expert in np.unique(chosen).tolist():
+            tokens, places = np.nonzero(chosen == expert)
+            output[tokens] += shares[tokens, places, None] * self._gated(expert_name(expert, ""), x[tokens])
+        if moe.shared is not None:
+            met_by_all = self._gated(SHARED, x)
+            gate = weights.get(f"{SHARED}router")
+            output += met_by_all if gate is None else sigmoid(linear(x, gate)) * met_by_all
+        return output
+
+    def _gated(self, prefix: str, x: Array) -> Array:
+        weights = self._weights
+        gate, up = linear(x, weights[f"{prefix}gate"]), linear(x, weights[f"{prefix}up"])
+        return linear(silu(gate) * up, weights[f"{prefix}down"])

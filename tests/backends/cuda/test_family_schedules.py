@@ -1,0 +1,69 @@
+"""Random schedules on the device: each request's greedy tokens are those of the request by itself, whatever company it
+has. In float32; on a host every kernel is interpreted, and a family takes an hour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.backends.cuda.tables import fused_up_to
+from tests.engine.family_schedules import MAX_CONTEXT, Schedule, hold
+from tests.models.tiny_checkpoints import make_tiny
+
+from twostroke.backends.cuda.backend import CudaBackend
+from twostroke.core.formats import Formats
+from twostroke.core.kv_layout import KVLayout
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+
+EXPERTS = {"num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 1},
+    "gemma3": {"num_hidden_layers": 2},
+    "qwen3_moe": {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "deepseek_v2_lite": EXPERTS,
+    "deepseek_v3": EXPERTS,
+    "glm4_moe": EXPERTS,
+    "ministral3": {"num_hidden_layers": 1},
+    "lfm2": {},
+}
+MANY = 200
+
+
+@dataclass(frozen=True)
+class DeviceMaker:
+    device: str
+    block_sizes: tuple[int, ...] = (16,)
+    most_more: int = 1
+
+    def backend(self, checkpoint: Checkpoint, layout: KVLayout, schedule: Schedule) -> CudaBackend:
+        return CudaBackend(
+            checkpoint,
+            layout,
+            device=torch.device(self.device),
+            formats=Formats("f32", "f32", "f32"),
+            max_context=MAX_CONTEXT,
+            max_tokens_per_step=schedule.step_tokens,
+            max_running=schedule.max_running,
+            choices=fused_up_to(0, self.device, torch.float32),
+        )
+
+
+def tiny(variant: str, folder: Path) -> Checkpoint:
+    return load_checkpoint(make_tiny(variant, folder, **FAMILIES[variant])[0])
+
+
+def test_a_schedule(tmp_path: Path, device: str) -> None:
+    hold(tiny("llama", tmp_path), DeviceMaker(device), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_many_schedules(variant: str, tmp_path: Path, device: str) -> None:
+    tally = hold(tiny(variant, tmp_path), DeviceMaker(device), MANY)
+    assert min(tally.cached, tally.aborted) > 10 and tally.preempted > 1, tally

@@ -1,0 +1,150 @@
+"""A model's own MTP block drafts, beside layers that keep states: answers are those without it; and what it proposes,
+in every way that a stream can take, is what transformers' `MtpLayer` gives for the whole text from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.modeling_layers import MtpLayer
+
+from tests.models.tiny_checkpoints import make_tiny
+from tests.speculation.hybrids import CHUNKED, Mended, answers_of, llm_of, num_drafts, short_prefixes
+from tests.speculation.test_heads import CONFIG, GREEDY, PROMPTS, SAMPLING, Listener, tokens
+from twostroke.backends.host.head_drafter import LEAST_SURVIVAL
+from twostroke.config import EngineConfig
+from twostroke.core.errors import BackendError, BadRequestError, ModelError
+from twostroke.engine.companions import plan_head
+from twostroke.models.heads.mtp import load_mtp
+from twostroke.models.loading import load_checkpoint
+
+MODELS = ("qwen3_5", "qwen3_next")
+"""Dense, and with experts."""
+NAMES = {
+    "enorm.": "pre_fc_norm_embedding.",
+    "hnorm.": "pre_fc_norm_hidden.",
+    "eh_proj.": "fc.",
+    "mtp_block.": "layers.0.",
+    "post_norm.": "norm.",
+}
+"""What transformers calls the parts of a block, and what published files do."""
+pytestmark = pytest.mark.usefixtures(short_prefixes.__name__)
+
+
+@dataclass
+class Made:
+    folder: Path
+    model: Any
+    block: MtpLayer
+
+    def chain(self, known: Sequence[int], most: int) -> list[int]:
+        """What the block guesses behind these tokens: the whole text at once."""
+        with torch.no_grad():
+            read = self.model(input_ids=torch.tensor([known[:-1]]), use_cache=False, output_hidden_states=True)
+            states, entered, guesses, survival = list(read.hidden_states[-1][0]), list(known[1:]), [], 1.0
+            while len(guesses) < most and survival >= LEAST_SURVIVAL:
+                state = self.run(entered, states)
+                scores = self.model.lm_head(state)
+                best = int(scores.argmax())
+                survival *= float(scores.softmax(dim=-1)[best])
+                states.append(state)
+                entered.append(best)
+                guesses.append(best)
+        return guesses
+
+    def run(self, entered: Sequence[int], states: Sequence[torch.Tensor]) -> torch.Tensor:
+        embedded = self.model.get_input_embeddings()(torch.tensor([list(entered)]))
+        places = torch.arange(1, 1 + len(entered))[None]
+        mask = torch.full((len(entered),) * 2, -torch.inf).triu(1)[None, None]
+        rotary = self.model.get_decoder().rotary_emb(embedded, position_ids=places)
+        found = self.block(embedded, torch.stack(list(states))[None], rotary, mask, places, None)
+        return found[0, -1]
+
+
+def with_block(variant: str, folder: Path) -> Made:
+    path, model = make_tiny(variant, folder)
+    torch.manual_seed(9)
+    decoder, config = model.get_decoder(), model.config.get_text_config()
+    place = max(index for index, kind in enumerate(config.layer_types) if kind == "full_attention")
+    norm = type(decoder.norm)
+    block = MtpLayer(config, type(decoder.layers[place]), norm, place).eval()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(0.0, 0.2 if parameter.dim() == 1 else 1.5 / parameter.shape[-1] ** 0.5)
+    file = path / "model.safetensors"
+    stored = load_file(file)
+    for name, value in block.state_dict().items():
+        part = next(part for part in NAMES if name.startswith(part))
+        stored[f"mtp.{NAMES[part]}{name.removeprefix(part)}"] = value.contiguous()
+    save_file(stored, file, {"format": "pt"})
+    return Made(path, model, block)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return with_block(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_answers_are_those_without_it(made: Made, backend: str) -> None:
+    """Greedy, drawn, several answers, logprobs, in chunks; the second time prefixes are found again."""
+    with llm_of(made.folder, backend, "off") as llm:
+        plain = llm.generate(PROMPTS, SAMPLING)
+    with llm_of(made.folder, backend, "mtp") as llm:
+        Mended(llm.engine.backend.companion_drafters[0], answers_of(PROMPTS, plain))  # type: ignore[attr-defined]
+        for _ in range(2):
+            drafted = llm.generate(PROMPTS, SAMPLING)
+            assert tokens(drafted) == tokens(plain)
+            assert llm.engine.backend.speculator.faults == []  # type: ignore[attr-defined]
+            computed, held = num_drafts(drafted)
+            assert computed >= 20 and held >= 10
+            llm.engine.scheduler.check()
+        assert drafted[0].samples[0].timing.cached_tokens > 0
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("config", [CONFIG, CHUNKED], ids=["whole", "chunked"])
+def test_what_is_proposed_is_what_the_whole_text_gives(made: Made, backend: str, config: EngineConfig) -> None:
+    with llm_of(made.folder, backend, "mtp", config) as llm:
+        listener = Listener(llm.engine.backend.companion_drafters[0])  # type: ignore[attr-defined]
+        for _ in range(2):
+            llm.generate(PROMPTS, replace(GREEDY, max_tokens=8))
+    heard = [one for one in listener.heard if one[1]]
+    assert len(heard) == len(listener.heard) >= 12  # nobody's slots were lost
+    chains = [(list(proposal.token_ids), made.chain(known, most)) for known, most, proposal in heard]
+    if backend == "reference":
+        assert all(found == expected for found, expected in chains)
+    else:  # the model's own states are rounded otherwise: of guesses that are nearly equal, another may be first
+        assert np.mean([found[0] == expected[0] for found, expected in chains]) >= 0.9
+    assert max(len(proposal.token_ids) for _, _, proposal in heard) >= 2
+
+
+def test_a_block_that_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
+    path, _ = make_tiny("qwen3_5", tmp_path / "none")
+    with pytest.raises(BadRequestError, match="has no MTP block: its files hold no tensor named mtp"):
+        load_mtp(load_checkpoint(path))
+    made = with_block("qwen3_5", tmp_path / "damaged")
+    file = made.folder / "model.safetensors"
+    whole = load_file(file)
+    save_file({name: own for name, own in whole.items() if name != "mtp.fc.weight"}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"the tensor mtp\.fc\.weight of its MTP block is missing"):
+        load_mtp(load_checkpoint(made.folder))
+    save_file({name: own for name, own in whole.items() if "k_proj" not in name or "mtp" not in name}, file)
+    with pytest.raises(ModelError, match=r"MTP block: tensors are missing: .*layers\.0\.k"):
+        load_mtp(load_checkpoint(made.folder))
+    save_file(whole | {"mtp.layers.1.mlp.up_proj.weight": whole["mtp.fc.weight"].clone()}, file)
+    with pytest.raises(BadRequestError, match="has several MTP layers"):
+        load_mtp(load_checkpoint(made.folder))
+
+
+def test_a_card_declines_it(tmp_path: Path) -> None:
+    from twostroke.backends.cuda import FACTORY
+
+    with pytest.raises(BackendError, match="it drafts by no MTP blocks yet"):
+        plan_head(load_mtp(load_checkpoint(with_block("qwen3_5", tmp_path).folder)), 1, FACTORY)
