@@ -91,7 +91,7 @@ class GroupedMatrix:
         return self.code.grouping
 
     def slices(self, most_rows: int) -> Iterator[tuple[int, GroupedMatrix]]:
-        """Views of runs of whole units, no longer than `most_rows` where a unit is not, with the first row of each."""
+        """Views of runs of whole units, of `most_rows` at most or of one unit, with the first row of each."""
         assert not self.is_gated and self.order is None
         step = max(1, most_rows // UNIT_ROWS)
         for unit in range(0, self.units, step):
