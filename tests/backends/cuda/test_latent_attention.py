@@ -155,7 +155,7 @@ def test_chunks_and_what_lies_before_them(device, counts, starts, heads, tile_ro
 @pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.parametrize("grows", [False, True])
 def test_what_is_kept_of_a_token(device, neighbours, grows):
-    """Against the host's norm and rotation, but that pairs stay where they are."""
+    """Against the host's norm and rotation."""
     heads, rank, rotated, eps = 3, 40, 8, 1e-6
     rng = np.random.default_rng(1)
     positions = torch.tensor([0, 15, 16, 33], dtype=torch.int32, device=device)
@@ -176,11 +176,9 @@ def test_what_is_kept_of_a_token(device, neighbours, grows):
     kv = LatentKV(cache, table)
     turn_and_keep(queries, kept, norm, turning, positions, rows, kv, latents, turned, absorbed, eps=eps)
     places = positions.cpu().numpy()
-    by_pairs = np.arange(rotated).reshape(2, -1).T.reshape(-1) if neighbours else np.arange(rotated)
 
     def expected(x):
-        """The host puts the firsts of all pairs before the seconds."""
-        return rotate(x, cos[places], sin[places], neighbours=neighbours)[..., by_pairs]
+        return rotate(x, cos[places], sin[places], neighbours=neighbours)
 
     query = before[:, :width].reshape(4, heads, -1)
     grown = np.ones(4) if growth is None else growth.cpu().numpy()[places]
