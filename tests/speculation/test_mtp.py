@@ -113,8 +113,10 @@ def test_answers_are_those_without_it(made: Made, backend: str) -> None:
 def test_what_is_proposed_is_what_the_whole_text_gives(made: Made, backend: str, config: EngineConfig) -> None:
     with llm_of(made.folder, backend, "mtp", config) as llm:
         listener = Listener(llm.engine.backend.companion_drafters[0])  # type: ignore[attr-defined]
-        for _ in range(2):
+        for number in range(20):  # which stream has room for several guesses is the clock's affair
             llm.generate(PROMPTS, replace(GREEDY, max_tokens=8))
+            if number and any(len(proposal.token_ids) > 1 for _, _, proposal in listener.heard):
+                break
     heard = [one for one in listener.heard if one[1]]
     assert len(heard) == len(listener.heard) >= 12  # nobody's slots were lost
     chains = [(list(proposal.token_ids), made.chain(known, most)) for known, most, proposal in heard]
