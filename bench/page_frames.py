@@ -85,7 +85,7 @@ def report(name: str, events: list[dict[str, Any]], seconds: float) -> dict[str,
     frames = sorted(event["ts"] / 1e6 for event in own if event["name"] == "FireAnimationFrame")
     tasks = [event for event in own if event["name"] == TASK and "dur" in event]
     tasks_s = sorted(event["dur"] / 1e6 for event in tasks)
-    work_s = sorted(event["tdur"] / 1e6 for event in tasks)
+    work_s = sorted(event.get("tdur", event["dur"]) / 1e6 for event in tasks)  # some tell no processor time
     gaps_s = sorted(later - earlier for earlier, later in pairwise(frames))
     return {
         "view": name,
