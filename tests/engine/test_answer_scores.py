@@ -111,6 +111,15 @@ def test_one_that_was_saved_by_sentence_transformers(named: tuple[Path, PreTrain
             load_checkpoint(folder)
 
 
+@pytest.mark.parametrize("model", [None, [], {}, {"vocab": []}, {"vocab": {"yes": 1, "no": "2"}}])
+def test_a_tokenizer_without_the_two_answers_is_refused(model: object, tmp_path: Path) -> None:
+    folder = tmp_path / "qwen3-reranker"
+    make_answering_reranker(folder)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model}))
+    with pytest.raises(ModelError, match=r"has no tokens for yes and no: no reranker's"):
+        load_checkpoint(folder)
+
+
 def test_one_that_was_converted_to_a_classifier(tmp_path: Path) -> None:
     folder = tmp_path / "qwen3-reranker-seq-cls"
     model = make_answering_reranker(folder, is_classifier=True)

@@ -63,7 +63,8 @@ def logit_score_tokens(folder: Path, modules: str) -> tuple[int, int] | None:
 
 def answer_tokens(folder: Path) -> tuple[int, int]:
     """Of yes and of no."""
-    vocabulary = read_json(folder / "tokenizer.json").get("model", {}).get("vocab", {})
+    model = read_json(folder / "tokenizer.json").get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
     yes, no = (vocabulary.get(word) if isinstance(vocabulary, dict) else None for word in _ANSWERS)
     if not isinstance(yes, int) or not isinstance(no, int):
         raise ModelError(f"{folder / 'tokenizer.json'} has no tokens for {' and '.join(_ANSWERS)}: no reranker's")

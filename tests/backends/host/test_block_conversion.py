@@ -128,9 +128,10 @@ def test_what_cannot_be_converted_is_said() -> None:
     assert "other windows" in str(conversion.misfit(with_group(own, replace(form, window=40))))
     strange = replace(form, element="q4 of something")
     assert "'q4 of something' cannot be turned" in str(conversion.misfit(with_group(own, strange)))
-    state = BlockFormat((0, 1), None, "float32", 4, (("layer", 2), ("number", 64)))
-    assert "states" in str(conversion.misfit(with_group(own, state)))
-    assert BlockConversion(with_group(own, state)).misfit(replace(with_group(own, state), block_size=64)) is None
+    for axes in ((("layer", 2), ("number", 64)), (("layer", 2), ("state", 1), ("number", 64))):  # a host's, a card's
+        state = BlockFormat((0, 1), None, "float32", 4, axes)
+        assert "states" in str(conversion.misfit(with_group(own, state)))
+        assert BlockConversion(with_group(own, state)).misfit(replace(with_group(own, state), block_size=64)) is None
 
 
 def with_group(formats: KVFormat, group: BlockFormat) -> KVFormat:

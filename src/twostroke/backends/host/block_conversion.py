@@ -59,7 +59,8 @@ class BlockConversion:
 
 
 def is_state(form: BlockFormat) -> bool:
-    return tuple(name for name, _ in form.axes) == ("layer", "number")
+    """On a card such a form has one axis more."""
+    return tuple(name for name, _ in form.axes) in (("layer", "number"), ("layer", "state", "number"))
 
 
 def _said(shape: tuple[int, int, int, int]) -> str:
