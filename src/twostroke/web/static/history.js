@@ -156,9 +156,9 @@ const HANDLERS = {
     history.steps.push(event);
     history.work += workOf(event);
     if (history.bounded) forgetSteps(history);
-    for (const [number, start, count, total] of event.chunks) {
+    for (const [place, [number, start, count, total]] of event.chunks.entries()) {
       const request = history.request(number);
-      const share = chunkShare(event, count);
+      const share = chunkShare(event, place);
       request.chunks.push({ began_s: event.began_s, done_s: event.done_s, start, count, total, share });
       if (start + count < total) continue;
       if (!request.tokenTimes.length) request.totalsAtFirst = event.totals;

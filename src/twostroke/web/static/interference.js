@@ -17,9 +17,10 @@ function totalsAfter(before, step) {
   };
 }
 
-/** Of a step's time, what one of its chunks took. */
-function chunkShare(step, numTokens) {
-  return (prefillShare(step) * numTokens) / chunkTokens(step);
+/** Of a step's time, what one of its chunks took; by its tokens where a record does not say it. */
+function chunkShare(step, place) {
+  const [, , numTokens] = step.chunks[place];
+  return step.chunk_shares?.[place] ?? (prefillShare(step) * numTokens) / chunkTokens(step);
 }
 
 /** Of the time from `began_s` to `until_s`: steps that held none of its chunks, and what shared a step with one. */
