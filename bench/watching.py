@@ -23,10 +23,10 @@ from bench.server_overhead import PAUSE_S, cpu_s, prompts, server_rates, serving
 
 FORGETFUL = "from twostroke.server import watch_hub; watch_hub.LINGER_S = 0.0; from twostroke.cli import main; main()"
 """The server as it is, but the engine stops telling its steps as soon as nobody watches. Else each turn with nobody
-would have to wait 20 s for that, and an engine that was idle so long begins on colder cores."""
+would have to wait 20 s for that, and there would be few turns."""
 COMMAND = [sys.executable, "-c", FORGETFUL, "serve", "--no-prefix-caching"]
-"""All sides of a round play the same prompts, which each has to read: how often drafts hold depends on the prompt, and
-moves the rate by 5% and more."""
+"""All sides of a round play the same prompts, which each has to read: how often drafts hold may depend on the
+prompt, and is then the same for all."""
 READ_EVERY_S = 0.2
 LOOK_EVERY_S = 0.01
 GONE_WITHIN_S = 5.0
