@@ -1,4 +1,5 @@
-"""Further families as their makers published them: what sets them apart from Llama."""
+"""Further families as their makers published them: what sets them apart from Llama. Hunyuan's and Cohere's settings
+were put together by hand from descriptions of those models, and their sizes are computed from them."""
 
 from __future__ import annotations
 
