@@ -61,6 +61,7 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
+        (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norms_rotated=True)), "before it rotates them"),
         (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
         (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
         (
