@@ -98,6 +98,10 @@ def test_keys_and_values_of_another_layer_are_read_on_hosts() -> None:
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "made of keys pass a norm"),
+        (
+            replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norms_rotated=True, norm_spans_heads=True)),
+            "are of one head each",
+        ),
         (replace(LAYER, has_scale=True), "have a scale norm what their blocks give"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "stand beside an MLP"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP, has_own_norms=True)), "stand beside an MLP"),

@@ -187,13 +187,10 @@ class Program(LayerInputOperations):
             RopeField.ROWS: self._rows.count,
             RopeField.POSITIONS: self._rows.positions,
         }
-        norms = (
-            (RopeField.LATE_Q_NORM, RopeField.LATE_K_NORM)
-            if own.norms_rotated
-            else (RopeField.Q_NORM, RopeField.K_NORM)
-        )
-        if not own.norm_spans_heads:
-            rope |= zip(norms, map(address_of, (layer.q_norm, layer.k_norm)), strict=True)
+        if own.norms_rotated:
+            rope |= {RopeField.LATE_Q_NORM: address_of(layer.q_norm), RopeField.LATE_K_NORM: address_of(layer.k_norm)}
+        elif not own.norm_spans_heads:
+            rope |= {RopeField.Q_NORM: address_of(layer.q_norm), RopeField.K_NORM: address_of(layer.k_norm)}
         self.tape.add("rope_and_store", rope, variant=self._variant(own))
 
     def _variant(self, own: GroupedAttention) -> str | None:
