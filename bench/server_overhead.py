@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +29,24 @@ COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "serv
 MAX_ANSWER_BYTES = 4 << 20
 PAUSE_S = 0.02
 """Between the sides: an engine's threads spin a while before they sleep, and take the other's cores."""
+
+
+@contextmanager
+def serving(command: list[str]) -> Iterator[tuple[int, str]]:
+    """A server of our own: the id of its API process, and its address once it is ready."""
+    log = Path(tempfile.mkstemp(prefix="twostroke-server-")[1])
+    with log.open("wb") as file:
+        process = subprocess.Popen([*command, "--port", "0"], stderr=file)
+    try:
+        while (match := re.search(r"ready at http://(\S+)/v1", log.read_text())) is None:
+            if process.poll() is not None:
+                sys.exit(log.read_text())
+            time.sleep(0.1)
+        yield process.pid, match[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        log.unlink()
 
 
 def prompts(number: int, length: int, seed: int) -> list[list[int]]:
@@ -124,48 +144,38 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options, engine_options = parser.parse_known_args()
 
-    log = Path(tempfile.mkstemp(prefix="twostroke-server-")[1])
-    with log.open("wb") as file:
-        process = subprocess.Popen([*COMMAND, options.model, "--port", "0", *engine_options], stderr=file)
     rates: dict[str, list[float]] = {"offline": [], "server": [], "reading": []}
     ttfts: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
     api_cpu_s: dict[str, list[float]] = {"server": [], "reading": []}
-    try:
-        while (match := re.search(r"ready at (http://\S+)/v1", log.read_text())) is None:
-            if process.poll() is not None:
-                sys.exit(log.read_text())
-            time.sleep(0.1)
-        with LLM(options.model, max_context=4096) as llm:
-            address = match[1].removeprefix("http://")
-            connection = http.client.HTTPConnection(address)
-            for turn in range(options.rounds + 1):
-                batch = prompts(options.streams, options.input, turn)
-                rate = {"offline": offline_rates(llm, batch, options.output)}
-                for number, side in enumerate(api_cpu_s, 1):
-                    time.sleep(PAUSE_S)
-                    fresh = prompts(options.streams, options.input, turn + 100 * number)  # else the cache has them
-                    before_s = cpu_s(process.pid)
-                    rate[side] = server_rates(address, fresh, options.output, reads=side == "reading")
-                    if turn and before_s is not None:
-                        api_cpu_s[side].append((cpu_s(process.pid) or 0.0) - before_s)
-                connection.close()  # it may have been idle for longer than the server keeps one; the next call opens it
-                ttft: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
-                for single in prompts(10, 32, 1000 + turn):
-                    ttft["offline"].append(offline_ttft(llm, single))
-                    time.sleep(PAUSE_S)
-                    seen_s, engine_s = server_ttft(connection, single)
-                    ttft["server"].append(seen_s)
-                    ttft["outside"].append(seen_s - engine_s)
-                    time.sleep(PAUSE_S)
-                if turn:  # the first warms up
-                    for side in rates:
-                        rates[side].append(rate[side])
-                    for side in ttfts:
-                        ttfts[side].append(statistics.median(ttft[side]))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        log.unlink()
+    with (
+        serving([*COMMAND, options.model, *engine_options]) as (api_pid, address),
+        LLM(options.model, max_context=4096) as llm,
+    ):
+        connection = http.client.HTTPConnection(address)
+        for turn in range(options.rounds + 1):
+            batch = prompts(options.streams, options.input, turn)
+            rate = {"offline": offline_rates(llm, batch, options.output)}
+            for number, side in enumerate(api_cpu_s, 1):
+                time.sleep(PAUSE_S)
+                fresh = prompts(options.streams, options.input, turn + 100 * number)  # else the cache has them
+                before_s = cpu_s(api_pid)
+                rate[side] = server_rates(address, fresh, options.output, reads=side == "reading")
+                if turn and before_s is not None:
+                    api_cpu_s[side].append((cpu_s(api_pid) or 0.0) - before_s)
+            connection.close()  # it may have been idle for longer than the server keeps one; the next call opens it
+            ttft: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
+            for single in prompts(10, 32, 1000 + turn):
+                ttft["offline"].append(offline_ttft(llm, single))
+                time.sleep(PAUSE_S)
+                seen_s, engine_s = server_ttft(connection, single)
+                ttft["server"].append(seen_s)
+                ttft["outside"].append(seen_s - engine_s)
+                time.sleep(PAUSE_S)
+            if turn:  # the first warms up
+                for side in rates:
+                    rates[side].append(rate[side])
+                for side in ttfts:
+                    ttfts[side].append(statistics.median(ttft[side]))
     rate = {side: statistics.median(values) for side, values in rates.items()}
     ttft_ms = {side: statistics.median(values) * 1e3 for side, values in ttfts.items()}
     print(f"{options.streams} streams, {options.input} in, {options.output} out, medians of {options.rounds}")

@@ -17,10 +17,11 @@ from pathlib import Path
 
 TESTS = Path("tests/backends/cuda")
 KERNELS = (
-    "activation", "attention", "cluster_products", "decode_attention", "dependent_launch", "embedding", "flash_prefill",
-    "gemv", "hopper_grouped", "logprob_tensors", "moe", "moe_routing", "norms",
+    "activation", "attention", "cluster_products", "convolution", "decode_attention", "delta_net", "dependent_launch",
+    "draft_attention", "drafts", "embedding", "flash_prefill", "gemv", "hopper_grouped", "latent_attention",
+    "logprob_tensors", "low_bit_products", "mamba", "moe", "moe_routing", "mx_experts", "norms", "one_byte_kv",
     "packed_experts", "packed_products", "packed_weights", "prefill_attention", "read_memory", "rope", "sampling",
-    "sampling_mask",
+    "sampling_mask", "stored_experts", "stored_forms",
 )  # fmt: skip
 SHARES = {
     "flash_prefill": 2,

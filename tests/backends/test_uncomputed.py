@@ -61,6 +61,7 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
+        (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norms_rotated=True)), "before it rotates them"),
         (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
         (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
         (
@@ -97,6 +98,10 @@ def test_keys_and_values_of_another_layer_are_read_on_hosts() -> None:
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "made of keys pass a norm"),
+        (
+            replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norms_rotated=True, norm_spans_heads=True)),
+            "are of one head each",
+        ),
         (replace(LAYER, has_scale=True), "have a scale norm what their blocks give"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "stand beside an MLP"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP, has_own_norms=True)), "stand beside an MLP"),

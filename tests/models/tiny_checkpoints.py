@@ -419,6 +419,19 @@ def _exaone4(**settings: Any) -> PreTrainedModel:
     return transformers.Exaone4ForCausalLM(transformers.Exaone4Config(**{**_SIZES, **own, **settings}))
 
 
+_ALPHA_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
+
+
+def _hunyuan_dense(**settings: Any) -> PreTrainedModel:
+    own = {"head_dim": 32, "rope_parameters": _ALPHA_ROPE}
+    return transformers.HunYuanDenseV1ForCausalLM(transformers.HunYuanDenseV1Config(**{**_SIZES, **own, **settings}))
+
+
+def _hunyuan_moe(**settings: Any) -> PreTrainedModel:
+    own = {"head_dim": 32, "rope_parameters": _ALPHA_ROPE, "num_experts": 6, "moe_topk": 2}
+    return transformers.HunYuanMoEV1ForCausalLM(transformers.HunYuanMoEV1Config(**{**_SIZES, **own, **settings}))
+
+
 def _qwen_vl(name: str, vision: dict[str, Any], **settings: Any) -> PreTrainedModel:
     """Text inside a model that sees images."""
     section = {"mrope_section": [2, 3, 3], "rope_type": "default", "rope_theta": 1e4}
@@ -502,6 +515,8 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "glm4": _glm4,
     "olmoe": _olmoe,
     "exaone4": _exaone4,
+    "hunyuan_dense": _hunyuan_dense,
+    "hunyuan_moe": _hunyuan_moe,
     "qwen2_vl": lambda: _qwen_vl("Qwen2VL", {"embed_dim": 32, "hidden_size": 64}),
     "qwen2_5_vl": lambda: _qwen_vl("Qwen2_5_VL", {"out_hidden_size": 64}),
     "qwen3_vl": lambda: _qwen3_vl("Qwen3VL"),
@@ -526,6 +541,7 @@ _BEYOND_HOST = (
     "olmo",
     "smollm3",
     "exaone4",
+    "hunyuan",
 )
 """Families that not every backend computes."""
 _KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")

@@ -49,6 +49,8 @@ _ARCHITECTURES = {
     "olmoe": gguf.MODEL_ARCH.OLMOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4,
     "glm4": gguf.MODEL_ARCH.GLM4,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
 }
 
 
@@ -348,6 +350,9 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_count": config.moe_num_experts, "expert_used_count": config.moe_k}
         keys |= {"leading_dense_block_count": config.moe_layer_start_index}
         keys["expert_shared_count"] = config.moe_num_shared_experts
+    if config.model_type == "hunyuan_v1_moe":
+        widths = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
+        keys |= {**dict.fromkeys(widths, config.intermediate_size), "expert_shared_count": 1}
     if config.model_type == "granitemoeshared":
         keys["expert_shared_feed_forward_length"] = config.shared_intermediate_size
     if config.model_type in ("granite", "granitemoe", "granitemoeshared"):
@@ -355,6 +360,9 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
+    if ropes["rope_type"] == "dynamic":  # Hunyuan's, worked out by the converter
+        keys |= {"rope.freq_base": ropes["rope_theta"] * ropes["alpha"] ** (head_dim / (head_dim - 2))}
+        keys |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
     if ropes["rope_type"] == "yarn":
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": ropes["factor"]}
         keys["rope.scaling.original_context_length"] = ropes["original_max_position_embeddings"]

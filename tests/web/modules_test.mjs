@@ -80,20 +80,22 @@ function filled(events = run()) {
 }
 
 test("a request at each moment: not there, waiting, reading, writing, done", () => {
-  const request = filled().requests.get(3);
-  assert.equal(requestAt(request, 99), null);
-  assert.equal(requestAt(request, 100.2).state, "waiting");
-  assert.equal(requestAt(request, 100.505).state, "reading");
-  const writing = requestAt(request, 100.75);
+  const history = filled();
+  const at = (at_s) => requestAt(history.requests.get(3), at_s, history);
+  assert.equal(at(99), null);
+  assert.equal(at(100.2).state, "waiting");
+  assert.equal(at(100.505).state, "reading");
+  const writing = at(100.75);
   assert.equal(writing.state, "writing");
   assert.equal(writing.tokens, 4, "one of the chunk, three of a slot with two drafts held, none of a wasted slot");
-  assert.equal(requestAt(request, 101).state, "ended");
+  assert.equal(at(101).state, "ended");
 });
 
 test("a promise has its limit and says whether it was kept; what was not promised is not there", () => {
   const events = run();
   Object.assign(events.at(-1), { promised_ttft_s: 0.5, promised_itl_s: null, kept_ttft: false, kept_itl: null });
-  const [promise, ...others] = requestAt(filled(events).requests.get(3), 101).promises;
+  const history = filled(events);
+  const [promise, ...others] = requestAt(history.requests.get(3), 101, history).promises;
   assert.equal(promiseWords(promise), "TTFT up to 500 ms was promised");
   assert.equal(keptWords(promise), "TTFT ✗ broken");
   assert.equal(others.length, 0);

@@ -45,8 +45,9 @@ def test_every_module_parses() -> None:
 
 
 @pytest.mark.skipif(NODE is None, reason="needs node")
-def test_modules_that_draw_nothing_do_what_they_say() -> None:
-    file = Path(__file__).with_name("modules_test.mjs")
+@pytest.mark.parametrize("name", ["modules_test.mjs", "interference_test.mjs"])
+def test_modules_that_draw_nothing_do_what_they_say(name: str) -> None:
+    file = Path(__file__).with_name(name)
     done = subprocess.run([str(NODE), "--no-warnings", "--test", str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 

@@ -45,7 +45,7 @@ class Rules:
     """A pool that may be empty is, after so long without any work."""
     spare: float = 0.25
     """Times the square root of the load, beside the load: it may rise until a replica is there, and chance makes more
-    of a difference to a few replicas than to many."""
+    of a difference to a few replicas than to many. Less for prompts that may wait so long."""
     growth: float = 2.0
     """At most this many times the replicas that serve: what else there is to do shows when those that start serve."""
 
@@ -145,7 +145,7 @@ def _asked(
     settle_s = _settle_s(kind, pool, rules)
     loads = [one.load for one in before.loads if one.moment_s > moment_s - settle_s] + [wish.load]
     settled = min(wish.load, sum(loads) / len(loads))  # a peak that is over asks for nobody
-    asked = max(1, math.ceil(settled + rules.spare * math.sqrt(settled) - ROUNDING))
+    asked = max(1, math.ceil(settled + _spare(kind, pool, rules) * math.sqrt(settled) - ROUNDING))
     does = {"prefill": "read", "decode": "write", "both": "read and write"}[kind]
     why = f"the replicas that {does} have the load of {wish.load:.2f}: {wish.why}"
     rising = None if kind == "decode" else _by_rise(moment_s, pool, before, rules)
@@ -197,6 +197,16 @@ def _settle_s(kind: Kind, pool: PoolSignals, rules: Rules) -> float:
     if kind != "prefill" or promised_s is None:
         return rules.settle_s
     return max(rules.settle_s, min(PATIENCE * promised_s, rules.hold_s))
+
+
+def _spare(kind: Kind, pool: PoolSignals, rules: Rules) -> float:
+    """What comes by chance is answered when it has settled and a replica has started. Of that time a prompt may wait as
+    long as its first token is promised, and nothing need be spare for it."""
+    promised_s = _promised_s(pool)
+    if kind != "prefill" or promised_s is None:
+        return rules.spare
+    answered_s = max(_settle_s(kind, pool, rules) + rules.start_s, ROUNDING)
+    return rules.spare * max(0.0, 1.0 - promised_s / answered_s)
 
 
 def _target(moment_s: float, pool: PoolSignals, state: PoolState, why: str, bounds: Bounds, rules: Rules) -> Target:

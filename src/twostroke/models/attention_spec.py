@@ -41,6 +41,8 @@ class GroupedAttention:
     """A bias on the output projection."""
     qk_norm: bool = False
     """RMSNorm over each head of q and k, before rope."""
+    norms_rotated: bool = False
+    """Hunyuan: that norm is behind rope."""
     norm_spans_heads: bool = False
     """MiniMax M2, OLMo 2: that norm is over all heads of a token together."""
     value_norm: bool = False

@@ -38,6 +38,7 @@ class Feature(Enum):
     SHARED_KV = "it has no layers that read another layer's keys and values"
     OWN_VALUES = "its values have a matrix of their own, and no norm"
     WIDE_NORMS = "it norms queries and keys by the head alone"
+    LATE_NORMS = "it norms queries and keys before it rotates them"
     LAYER_INPUTS = "it has no vectors for each layer and token, and no scales of layers"
     OUTPUT_NORMS = "its layers have a norm before each block"
     NORMED_EXPERTS = "its experts read what the layer's norm gave"
@@ -137,6 +138,8 @@ def _features_of_grouped(attention: GroupedAttention) -> Iterator[Feature]:
         yield Feature.OWN_VALUES
     if attention.norm_spans_heads:
         yield Feature.WIDE_NORMS
+    if attention.norms_rotated:
+        yield Feature.LATE_NORMS
     if not attention.is_causal:
         yield Feature.BOTH_WAYS
 

@@ -74,6 +74,9 @@ class Stepped(_Event, frozen=True, tag="step"):
     split: tuple[float, float] | None = None
     """Of a step with both phases: the seconds of its chunks and of its slots, in proportion to what each would take
     alone."""
+    chunk_shares: list[float] = []
+    """Of the step's time, what each of its chunks would take alone, as a finished request is told; none where nothing
+    shared the step."""
 
 
 Run = tuple[int, int, str, int]

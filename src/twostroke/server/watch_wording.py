@@ -75,7 +75,15 @@ def with_intensity(step: w.Stepped, facts: EngineFacts, cost: StepCost | None) -
     share = seconds / (prefill_s + decode_s) if prefill_s + decode_s > 0.0 else 0.0
     told = w.Intensity(_point(facts, prefill, prefill_s * share), _point(facts, decode, decode_s * share))
     split = (round(prefill_s * share, 6), round(decode_s * share, 6)) if step.chunks and step.slots else None
-    return replace(step, intensity=told, split=split)
+    return replace(step, intensity=told, split=split, chunk_shares=_chunk_shares(prefill, decode, yardstick))
+
+
+def _chunk_shares(prefill: StepWork, decode: StepWork, yardstick: Yardstick) -> list[float]:
+    """As `start_account` has it, so that a page can tell a request's interference before its end."""
+    if len(prefill.chunks) + len(decode.contexts) < 2:
+        return []
+    whole = StepWork(chunks=prefill.chunks, contexts=decode.contexts, queries=decode.queries)
+    return [round(min(1.0, yardstick.ratio(StepWork(chunks=(chunk,)), to=whole)), 4) for chunk in prefill.chunks]
 
 
 def _point(facts: EngineFacts, work: StepWork, seconds: float) -> w.Point | None:

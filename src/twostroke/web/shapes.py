@@ -94,6 +94,7 @@ SHAPES: dict[str, dict[str, Check]] = {
         "preempted": list_of(is_whole),
         "intensity": fields_of(_POINT),
         "split": _POINT,
+        "chunk_shares": list_of(is_number),
     },
     "kv": {
         "at_s": is_number,

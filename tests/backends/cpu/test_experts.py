@@ -26,7 +26,16 @@ MANY = 200
 """More rows than products of few rows take, also of one expert."""
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, MANY)]
 PIECES = [[MANY], [5, 16, 1, 23, 8], [150, 11], [1]]
-VARIANTS = ["qwen3_moe", "qwen3_moe_unnormalised", "qwen3_moe_mixed", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe"]
+VARIANTS = [
+    "qwen3_moe",
+    "qwen3_moe_unnormalised",
+    "qwen3_moe_mixed",
+    "mixtral",
+    "gpt_oss",
+    "qwen2_moe",
+    "glm4_moe",
+    "hunyuan_moe",
+]
 VARIANTS += ["minimax_m2"]
 
 

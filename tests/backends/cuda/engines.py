@@ -47,14 +47,17 @@ class Sizes:
         )
         return KVLayout(self.block_size, groups)
 
-    def engine(self, checkpoint: Checkpoint, backend: Backend, grammars: Grammars | None = None) -> Engine:
-        config = SchedulerConfig(
+    @property
+    def config(self) -> SchedulerConfig:
+        return SchedulerConfig(
             max_context=self.max_context, max_tokens_per_step=self.step_tokens, max_running=self.max_rows
         )
+
+    def engine(self, checkpoint: Checkpoint, backend: Backend, grammars: Grammars | None = None) -> Engine:
         if grammars is not None:
             assert isinstance(backend, MaskingBackend)
             backend.use_grammars(grammars)
-        scheduler = Scheduler(config, self.layout(checkpoint))
+        scheduler = Scheduler(self.config, self.layout(checkpoint))
         return Engine(scheduler, backend, checkpoint.spec.vocab_size, grammars=grammars)
 
     def on_device(

@@ -13,6 +13,8 @@ from tests.backends.cuda.engines import Answers, Sizes, mixed_requests, name_of,
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
 from tests.speculation.oracle import Oracle
 
+from bench.cuda import draft_rig
+from bench.cuda import drafts as drafts_bench
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.drafting import NO_DRAFT, NOT_FINITE, NOTHING
 from twostroke.backends.cuda.kernels import sampling_state as state
@@ -270,3 +272,20 @@ def test_what_is_not_finite_behind_a_draft_ends_the_answer_there(one_layer: Chec
     count = len(broken_answer.tokens["r0"])
     assert 0 < count < 20 and broken_answer.tokens["r0"] == plain.tokens["r0"][:count]
     assert broken_answer.ends["r0"] == ("error", "the model produced logits that are not finite")
+
+
+def test_the_bench_times_the_steps_that_engines_take(
+    one_layer: Checkpoint, device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every width that two streams may have, beside a plain step; each is run once here, and said to take a time."""
+    monkeypatch.setattr(draft_rig, "ROOM", 16)
+    monkeypatch.setattr(drafts_bench, "CONTEXTS", (16,))
+    monkeypatch.setattr(drafts_bench, "STREAMS", (1, 2))
+    monkeypatch.setattr(drafts_bench, "median_us", lambda work: work() or 10.0)
+    backend = SIZES.on_device(one_layer, device)
+    rig = draft_rig.Rig(backend, SIZES.layout(one_layer), SIZES.config, one_layer.spec.vocab_size)
+    drafts_bench.times(rig)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[0].split() for line in lines[1:]] == [["16", "1", "10"], ["16", "2", "10"]]
+    assert all(line.count("(1.000)") == len(drafts_bench.WIDTHS) for line in lines[1:])
+    backend.close()

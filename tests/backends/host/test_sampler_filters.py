@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from twostroke.backends.host.sampler import RowSampler, candidates, draw
+from twostroke.backends.host.sampler import PART, RowSampler, candidates, choose, draw
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 
@@ -174,3 +174,18 @@ def test_draw_at_the_ends_skips_weightless_tokens(number):
     weights = np.zeros(2000)
     weights[[600, 1300]] = 0.1, 0.3
     assert draw(weights, number) == (600 if number == 0.0 else 1300)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 511, 512, PART - 1, PART, PART + 1, 49152, 3 * PART + 700])
+@pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 3.0])
+def test_a_draw_in_parts_is_one_from_all_weights(vocab_size: int, temperature: float) -> None:
+    """Also where most tokens are forbidden, and for numbers at both ends."""
+    generator = np.random.default_rng(vocab_size)
+    scores = generator.normal(scale=4, size=vocab_size).astype(np.float32)
+    scores[generator.random(vocab_size) < 0.3] = -np.inf
+    scores[-1] = 5.0
+    weights = np.exp((scores.astype(np.float64) - float(scores.max())) / temperature)
+    for number in (0.0, *generator.random(40).tolist(), 1.0 - 2.0**-53):
+        token_id = choose(scores, SamplingParams(temperature=temperature), number)
+        assert token_id == draw(weights, number)
+        assert np.isfinite(scores[token_id])

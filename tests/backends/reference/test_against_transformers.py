@@ -78,6 +78,8 @@ GGUF_VARIANTS = (
     "exaone4",
     "glm4",
     "nemotron_h",
+    "hunyuan_dense",
+    "hunyuan_moe",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit, groups of Granite's heads.

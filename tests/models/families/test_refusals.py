@@ -25,7 +25,7 @@ from twostroke.models.weights.gguf import GGUFFile, open_gguf
 
 VARIANTS = ("llama_llama3", "mistral", "qwen2_window", "qwen3", "gemma2", "gemma3", "phi3_partial")
 MOE_VARIANTS = ("qwen3_moe", "mixtral")
-NEWER = ("gemma4", "gemma4_moe", "minimax_m2", "granite", "olmo3", "ernie4_5")
+NEWER = ("gemma4", "gemma4_moe", "minimax_m2", "granite", "olmo3", "ernie4_5", "hunyuan_dense", "hunyuan_moe")
 Configs = dict[str, dict[str, Any]]
 
 
@@ -222,6 +222,17 @@ def test_spoilt_settings_are_named(configs: Configs, variant: str, name: str, va
         ("minimax_m2", "shared_intermediate_size", 64),
         ("granite", "residual_multiplier", 0),
         ("ernie4_5", "use_bias", True),
+        ("hunyuan_dense", "use_cla", True),
+        ("hunyuan_dense", "rope_parameters", {"rope_type": "dynamic", "factor": 2.0}),
+        ("hunyuan_dense", "rope_parameters", {"rope_type": "dynamic", "alpha": 0}),
+        ("hunyuan_dense", "rope_parameters", {"rope_type": "dynamic", "alpha": 9.0, "partial_rotary_factor": 0.5}),
+        ("hunyuan_dense", "head_dim", 2),
+        ("hunyuan_moe", "num_experts", None),
+        ("hunyuan_moe", "moe_topk", [2, 1, 2]),
+        ("hunyuan_moe", "moe_topk", 7),
+        ("hunyuan_moe", "num_shared_expert", []),
+        ("hunyuan_moe", "moe_layer_num_skipped", 1),
+        ("hunyuan_moe", "norm_topk_prob", False),
     ],
 )
 def test_what_a_family_does_not_have_is_refused(configs: Configs, variant: str, name: str, value: object) -> None:

@@ -223,6 +223,8 @@ class RopeField(Field):
     V_OFFSET = auto()
     Q_NORM = auto()  # f32 [head_dim], or 0
     K_NORM = auto()
+    LATE_Q_NORM = auto()  # the same, behind the rotation
+    LATE_K_NORM = auto()
     EPSILON = auto()
     COSINES = auto()  # f32 [max_context, half]
     SINES = auto()

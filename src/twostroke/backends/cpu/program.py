@@ -177,8 +177,6 @@ class Program(LayerInputOperations):
             RopeField.NUM_KV_HEADS: 0 if shares else own.num_kv_heads,
             RopeField.K_OFFSET: k_column,
             RopeField.V_OFFSET: v_column,
-            RopeField.Q_NORM: 0 if own.norm_spans_heads else address_of(layer.q_norm),
-            RopeField.K_NORM: 0 if own.norm_spans_heads else address_of(layer.k_norm),
             RopeField.EPSILON: float_bits(spec.norm_eps),
             RopeField.COSINES: address_of(rotation.cosines),
             RopeField.SINES: address_of(rotation.sines),
@@ -189,6 +187,10 @@ class Program(LayerInputOperations):
             RopeField.ROWS: self._rows.count,
             RopeField.POSITIONS: self._rows.positions,
         }
+        if own.norms_rotated:
+            rope |= {RopeField.LATE_Q_NORM: address_of(layer.q_norm), RopeField.LATE_K_NORM: address_of(layer.k_norm)}
+        elif not own.norm_spans_heads:
+            rope |= {RopeField.Q_NORM: address_of(layer.q_norm), RopeField.K_NORM: address_of(layer.k_norm)}
         self.tape.add("rope_and_store", rope, variant=self._variant(own))
 
     def _variant(self, own: GroupedAttention) -> str | None:

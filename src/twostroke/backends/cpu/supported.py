@@ -80,10 +80,12 @@ def _attend_alike(spec: ModelSpec) -> bool:
 
 
 def _lacks_norm(layer: LayerSpec) -> str | None:
-    """Gemma 4's layers have these norms, and what follows them is computed with them."""
+    """Gemma 4's layers have these norms, and what follows them is computed with them. Hunyuan's are of one head."""
     own, moe = layer.attention, layer.moe
     if isinstance(own, GroupedAttention) and own.keys_are_values and not own.value_norm:
         return "its values that are made of keys pass a norm"
+    if isinstance(own, GroupedAttention) and own.norms_rotated and own.norm_spans_heads:
+        return "its norms behind a rotation are of one head each"
     if layer.has_scale and (layer.mlp is None or not layer.sandwich_norms):
         return "its layers that have a scale norm what their blocks give"
     is_beside = moe is not None and moe.shared is not None and not moe.shared_gate and layer.sandwich_norms

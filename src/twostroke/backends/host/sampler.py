@@ -7,6 +7,8 @@ Logprobs are of the model's own distribution: log-softmax of the raw logits, bef
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,6 +29,8 @@ NUM_BUCKETS = 1024
 SMALLEST_SPREAD = 1e-30
 DRAW_BLOCK = 512
 """Weights are summed in blocks, then inside one block."""
+PART = 16 * DRAW_BLOCK
+"""Weights that are computed at a time: 64 KiB of them stay in a core's cache."""
 
 
 class RowSampler:
@@ -66,8 +70,7 @@ class RowSampler:
         if self._sampling.is_greedy:
             token_id = int(np.argmax(scores)) if highest is None or scores is not logits else highest
         else:
-            ids, weights = candidates(scores, self._sampling)
-            token_id = int(ids[draw(weights, uniform(self._seed, self._sample_index, self._num_output))])
+            token_id = choose(scores, self._sampling, uniform(self._seed, self._sample_index, self._num_output))
         self._num_output += 1
         if self._seen is not None:
             self._seen.add(token_id)
@@ -104,38 +107,88 @@ def _unpacked(bits: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
     return allowed
 
 
+def choose(scores: Scores, sampling: SamplingParams, uniform_number: float) -> int:
+    """The token that temperature, top-k, top-p, min-p and a number in [0, 1) draw from these scores."""
+    is_filtered = sampling.top_p < 1.0 or sampling.min_p > 0.0 or len(scores) > (sampling.top_k or len(scores))
+    if not is_filtered:
+        return _draw_from_all(scores, sampling.temperature, uniform_number)
+    ids, weights = candidates(scores, sampling)
+    return int(ids[draw(weights, uniform_number)])
+
+
 def candidates(scores: Scores, sampling: SamplingParams) -> tuple[TokenIds, Weights]:
     """The tokens that temperature, top-k, top-p and min-p leave, in id order, and their weights relative to the best
     token's, which is 1. A weight divided by their sum is the token's probability."""
-    if sampling.top_k is not None and sampling.top_k < len(scores):
-        ids = _best_ids(scores, sampling.top_k)
-        scores = scores[ids]
-    else:
-        ids = np.arange(len(scores))
+    top_k, top_p, min_p = sampling.top_k, sampling.top_p, sampling.min_p
+    known = _best_ids(scores, top_k) if top_k is not None and top_k < len(scores) else None
+    if known is not None:
+        scores = scores[known]
+    parts, least, total = list(_weights(scores, sampling.temperature)), min_p, 0.0
+    if top_p < 1.0:
+        # Tokens below this weigh less than 1 - top_p of the whole together: the nucleus is complete without them.
+        total = float(np.sum([weights.sum() for _, weights in parts]))
+        least = (1.0 - top_p) / len(scores) * total
+    ids, weights = _weighing(parts, least)
+    if top_p < 1.0:
+        kept = _nucleus(scores[ids], weights, top_p * total)
+        ids, weights = ids[kept], weights[kept]
+        if min_p > 0.0:
+            kept = np.flatnonzero(weights >= min_p)
+            ids, weights = ids[kept], weights[kept]
+    return ids if known is None else known[ids], weights
+
+
+def _weights(scores: Scores, temperature: float) -> Iterator[tuple[int, Weights]]:
+    """The weights of all scores relative to the best one's, in parts: where each begins, and its weights. Arrays of a
+    whole vocabulary would be new memory each time, which costs more to map than to fill."""
+    best = float(scores.max())
+    for first in range(0, len(scores), PART):
+        yield first, _weights_beside(best, scores[first : first + PART], temperature)
+
+
+def _weights_beside(best: float, scores: Scores, temperature: float) -> Weights:
     # Scores minus the best one are at most 0: no temperature, however small, overflows.
     weights = scores.astype(np.float64)
-    weights -= weights.max()
+    weights -= best
     with np.errstate(over="ignore", under="ignore"):
-        weights /= sampling.temperature
+        if temperature != 1.0:
+            weights /= temperature
         np.exp(weights, out=weights)
-    if sampling.top_p < 1.0:
-        kept = _nucleus(scores, weights, sampling.top_p)
-        ids, weights = ids[kept], weights[kept]
-    if sampling.min_p > 0.0:
-        kept = np.flatnonzero(weights >= sampling.min_p)
-        ids, weights = ids[kept], weights[kept]
-    return ids, weights
+    return weights
+
+
+def _weighing(parts: Sequence[tuple[int, Weights]], least: float) -> tuple[TokenIds, Weights]:
+    """The tokens of at least this weight, and their weights."""
+    ids, found = [], []
+    for first, weights in parts:
+        kept = np.flatnonzero(weights >= least)
+        ids.append(kept + first)
+        found.append(weights[kept])
+    return np.concatenate(ids), np.concatenate(found)
+
+
+def _draw_from_all(scores: Scores, temperature: float, uniform_number: float) -> int:
+    """As `draw` from the weights of every token; those of the block that is drawn are computed again."""
+    parts = [np.add.reduceat(part, np.arange(0, len(part), DRAW_BLOCK)) for _, part in _weights(scores, temperature)]
+    block, target = _block_of(np.concatenate(parts), uniform_number)
+    first = block * DRAW_BLOCK
+    inside = _weights_beside(float(scores.max()), scores[first : first + DRAW_BLOCK], temperature)
+    return first + _first_above(inside, target)[0]
 
 
 def draw(weights: Weights, uniform_number: float) -> int:
     """The index that inverts the cumulative distribution at a number in [0, 1): the first whose running total exceeds
     that share of the whole. An index of weight 0 is never drawn."""
-    block_totals = np.add.reduceat(weights, np.arange(0, len(weights), DRAW_BLOCK))
+    block, target = _block_of(np.add.reduceat(weights, np.arange(0, len(weights), DRAW_BLOCK)), uniform_number)
+    first = block * DRAW_BLOCK
+    return first + _first_above(weights[first : first + DRAW_BLOCK], target)[0]
+
+
+def _block_of(block_totals: Weights, uniform_number: float) -> tuple[int, float]:
+    """The block that the number falls into, and how far into its weight."""
     total = float(np.cumsum(block_totals)[-1])
     block, before = _first_above(block_totals, uniform_number * total)
-    first = block * DRAW_BLOCK
-    index, _ = _first_above(weights[first : first + DRAW_BLOCK], uniform_number * total - before)
-    return first + index
+    return block, uniform_number * total - before
 
 
 def _first_above(weights: Weights, target: float) -> tuple[int, float]:
@@ -184,21 +237,17 @@ def _able_to_rank(scores: Scores, count: int) -> TokenIds:
     return np.flatnonzero(scores >= np.partition(best_of_columns, num_columns - count)[num_columns - count])
 
 
-def _nucleus(scores: Scores, weights: Weights, top_p: float) -> TokenIds:
-    """The fewest best tokens that together hold at least `top_p` of the weight, as ascending indices.
-
-    Without a full sort: tokens below (1 - top_p) / count of the whole weigh less than 1 - top_p together, so the
-    nucleus is complete without them; the others fall into buckets by score, and only the border's bucket is sorted."""
-    total = float(weights.sum())
-    able = np.flatnonzero(weights >= (1.0 - top_p) / len(weights) * total)
-    behind = scores.max() - scores[able].astype(np.float64)
+def _nucleus(scores: Scores, weights: Weights, wanted: float) -> TokenIds:
+    """The fewest best tokens that together weigh at least `wanted`, as ascending indices. Without a full sort: tokens
+    fall into buckets by score, and only the border's bucket is sorted."""
+    behind = scores.max() - scores.astype(np.float64)
     buckets = (behind * (NUM_BUCKETS / max(behind.max(), SMALLEST_SPREAD))).astype(np.intp)
-    held = np.cumsum(np.bincount(buckets, weights[able]))
-    border = min(int(np.searchsorted(held, top_p * total, side="left")), len(held) - 1)
+    held = np.cumsum(np.bincount(buckets, weights))
+    border = min(int(np.searchsorted(held, wanted, side="left")), len(held) - 1)
     undecided = np.flatnonzero(buckets == border)
-    ranked = undecided[np.argsort(-scores[able[undecided]], kind="stable")]
-    missing = top_p * total - (held[border - 1] if border else 0.0)
-    count = int(np.searchsorted(np.cumsum(weights[able[ranked]]), missing, side="left")) + 1
+    ranked = undecided[np.argsort(-scores[undecided], kind="stable")]
+    missing = wanted - (held[border - 1] if border else 0.0)
+    count = int(np.searchsorted(np.cumsum(weights[ranked]), missing, side="left")) + 1
     is_inside = buckets < border
     is_inside[ranked[:count]] = True
-    return able[np.flatnonzero(is_inside)]
+    return np.flatnonzero(is_inside)

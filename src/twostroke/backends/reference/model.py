@@ -137,13 +137,13 @@ def grouped_attention(
     width, eps = attention.head_dim, spec.norm_eps
     cos, sin = plan.rotations[attention.rope]
     queries = linear(normed, weights.q, weights.q_bias)
-    queries = rotate(_normed_heads(attention, queries, weights.q_norm, eps), cos, sin)  # [num_tokens, heads, head_dim]
+    queries = _normed_and_rotated(attention, queries, weights.q_norm, eps, cos, sin)  # [num_tokens, heads, head_dim]
     if attention.growth is not None:
         queries = queries * _growth(attention.growth, batch)[:, None, None]
     if weights.k is not None:
         made = linear(normed, weights.k, weights.k_bias)
         # Keys are stored rotated: a position never changes, so it is done once and not at every later read.
-        keys = rotate(_normed_heads(attention, made, weights.k_norm, eps), cos, sin)  # [num_tokens, kv_heads, head_dim]
+        keys = _normed_and_rotated(attention, made, weights.k_norm, eps, cos, sin)  # [num_tokens, kv_heads, head_dim]
         values = _heads(made if weights.v is None else linear(normed, weights.v, weights.v_bias), width)
         if attention.value_norm:
             values = rms_norm(values, np.ones(width, dtype=np.float32), eps)
@@ -231,6 +231,16 @@ def _mlp_block(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden:
 
 def _maybe_normed(x: Array, norm: Array | None, eps: float) -> Array:
     return x if norm is None else rms_norm(x, norm, eps)
+
+
+def _normed_and_rotated(
+    attention: GroupedAttention, x: Array, norm: Array | None, eps: float, cos: Array, sin: Array
+) -> Array:
+    """[num_tokens, heads * head_dim] -> [num_tokens, heads, head_dim]"""
+    if attention.norms_rotated:
+        turned = rotate(_heads(x, attention.head_dim), cos, sin)
+        return _normed_heads(attention, turned.reshape(x.shape), norm, eps)
+    return rotate(_normed_heads(attention, x, norm, eps), cos, sin)
 
 
 def _normed_heads(attention: GroupedAttention, x: Array, norm: Array | None, eps: float) -> Array:

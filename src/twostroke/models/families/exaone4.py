@@ -33,7 +33,7 @@ def _from_config(config: Fields) -> ModelSpec:
         period = config.integer("sliding_window_pattern", 1, decoder.MAX_LAYERS, _PERIOD)
         by_rule = decoder.every_nth_full(spec.num_layers, period)
     sliding = decoder.sliding_layers(config, spec.num_layers, by_rule)
-    return _without_positions(decoder.windowed(spec, config, sliding), sliding)
+    return without_positions(decoder.windowed(spec, config, sliding), sliding)
 
 
 def _spelt(config: Fields, pattern: str, num_layers: int) -> tuple[bool, ...]:
@@ -49,10 +49,10 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     if window is None:
         return spec
     sliding = decoder.every_nth_full(spec.num_layers, _PERIOD)
-    return _without_positions(decoder.with_windows(spec, window, sliding), sliding)
+    return without_positions(decoder.with_windows(spec, window, sliding), sliding)
 
 
-def _without_positions(spec: ModelSpec, sliding: Sequence[bool]) -> ModelSpec:
+def without_positions(spec: ModelSpec, sliding: Sequence[bool]) -> ModelSpec:
     layers = (
         layer if slides else replace(layer, attention=replace(layer.grouped, rope=NO_ROPE))
         for layer, slides in zip(spec.layers, sliding, strict=True)

@@ -2,6 +2,7 @@
 // Knows the events; knows nothing of the network, of drawing, or of which moment is being looked at.
 
 import { BANDS, bandsOf, touchedOf } from "./block_bands.js";
+import { NO_STEPS, chunkShare, totalsAfter } from "./interference.js";
 import { newRequest } from "./request_state.js";
 
 const MAX_STEPS = 40000;
@@ -92,6 +93,11 @@ class History {
     return upperBound(this.steps, at_s, "done_s");
   }
 
+  /** The last that was done by then; null: none that is kept. */
+  stepBefore(at_s) {
+    return this.steps[this.stepsUntil(at_s) - 1] ?? null;
+  }
+
   mapAt(at_s) {
     const index = upperBound(this.maps, at_s, "at_s");
     return index ? this.maps[index - 1] : null;
@@ -146,13 +152,17 @@ const HANDLERS = {
   },
 
   step(history, event) {
+    event.totals = totalsAfter(history.steps.at(-1)?.totals ?? NO_STEPS, event);
     history.steps.push(event);
     history.work += workOf(event);
     if (history.bounded) forgetSteps(history);
-    for (const [number, start, count, total] of event.chunks) {
+    for (const [place, [number, start, count, total]] of event.chunks.entries()) {
       const request = history.request(number);
-      request.chunks.push({ began_s: event.began_s, done_s: event.done_s, start, count, total });
-      if (start + count >= total) addTokens(request, event.done_s, 1);
+      const share = chunkShare(event, place);
+      request.chunks.push({ began_s: event.began_s, done_s: event.done_s, start, count, total, share });
+      if (start + count < total) continue;
+      if (!request.tokenTimes.length) request.totalsAtFirst = event.totals;
+      addTokens(request, event.done_s, 1);
     }
     for (const [number, , drafts, held] of event.slots) {
       const request = history.request(number);
@@ -161,7 +171,7 @@ const HANDLERS = {
       if (drafts) history.draftsSeen = true;
       addTokens(request, event.done_s, 1 + held); // held is -1 where its request had ended: no token came of it
     }
-    for (const number of event.preempted || []) history.request(number).preemptions += 1;
+    for (const number of event.preempted || []) history.request(number).preemptedTimes.push(event.began_s);
     history.seen(event.done_s);
   },
 

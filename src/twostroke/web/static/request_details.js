@@ -15,7 +15,7 @@ const PIXELS_A_SECOND = 130;
 const WIDEST_GAP = 90;
 
 function RequestDetails({ request, history, cursor_s }) {
-  const state = requestAt(request, cursor_s);
+  const state = requestAt(request, cursor_s, history);
   if (!state) return html`<div class="card"><p>This request had not arrived at the moment that is looked at.</p></div>`;
   const own = textOf(request);
   return html`<article class="card request-details" aria-label="Request ${request.number}">
@@ -41,7 +41,7 @@ function RequestDetails({ request, history, cursor_s }) {
       ${state.promises.map(
         (one) => html`<div><dt>${promiseWords(one)}</dt><dd class=${one.isKept ? "kept" : "broken"}>${keptWords(one)}</dd></div>`,
       )}
-      ${request.preemptions > 0 && html`<div><dt>preempted</dt><dd>${count(request.preemptions)} times</dd></div>`}
+      ${request.preemptedTimes.length > 0 && html`<div><dt>preempted</dt><dd>${count(request.preemptedTimes.length)} times</dd></div>`}
     </dl>
     <${PhaseBar} state=${state} />
     <h3>In time</h3>
@@ -58,9 +58,11 @@ function RequestDetails({ request, history, cursor_s }) {
   </article>`;
 }
 
-/** The server tells it with the end; a guess before would change then. */
+/** The server tells it with the end; before, it is read off the steps that were seen. */
 function interferenceWords(state) {
-  return state.state === "ended" ? seconds(state.interference_s) : "known at its end";
+  if (state.state === "ended") return seconds(state.interference_s);
+  if (state.interference_s === null) return "known at its end";
+  return html`${seconds(state.interference_s)}<span class="note"> so far</span>`;
 }
 
 function readWords(request) {

@@ -1,6 +1,7 @@
 // One request, and what of it was true at a given moment: its state, its phases' seconds, its TTFT and TPOT.
 // The server's own figures count once the request has ended; before that they are read off the steps.
 
+import { interferenceAt } from "./interference.js";
 import { seconds } from "./units.js";
 
 function newRequest(number) {
@@ -22,7 +23,8 @@ function newRequest(number) {
     tokenTimes: [],
     drafts: 0,
     held: 0,
-    preemptions: 0,
+    preemptedTimes: [],
+    totalsAtFirst: null, // of all steps, when its first token came
     ended: null,
   };
 }
@@ -40,7 +42,7 @@ function tokensUntil(request, at_s) {
 }
 
 /** null: it had not arrived yet. */
-function requestAt(request, at_s) {
+function requestAt(request, at_s, history) {
   const arrived_s = request.arrived_s ?? request.chunks[0]?.began_s ?? request.tokenTimes[0] ?? null;
   if (arrived_s === null || arrived_s > at_s) return null;
   if (request.ended && request.ended_s <= at_s) return endedState(request);
@@ -49,13 +51,14 @@ function requestAt(request, at_s) {
   const first_s = tokens ? request.tokenTimes[0] : null;
   const last_s = tokens ? request.tokenTimes[tokens - 1] : null;
   const began_s = admitted_s ?? first_s;
+  const taken = interferenceAt(request, history, at_s, { began_s, first_s, last_s });
   return {
     state: tokens ? "writing" : admitted_s === null ? "waiting" : "reading",
     tokens,
     queue_s: (began_s ?? at_s) - arrived_s,
     prefill_s: began_s === null ? 0 : (first_s ?? at_s) - began_s,
-    interference_s: null,
-    prefillInterference_s: null,
+    interference_s: taken.prefill_s === null ? null : taken.prefill_s + taken.decode_s,
+    prefillInterference_s: taken.prefill_s,
     decode_s: first_s === null ? 0 : last_s - first_s,
     ttft_s: first_s === null ? null : first_s - arrived_s,
     tpot_s: tokens > 1 ? (last_s - first_s) / (tokens - 1) : null,

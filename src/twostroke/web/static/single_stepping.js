@@ -24,7 +24,7 @@ function SingleStepping({ source }) {
     const next = sendChat(history, { prompt, ...drawing, signal: stop.current.signal });
     setRun(next);
   };
-  const state = request && requestAt(request, history.latest_s);
+  const state = request && requestAt(request, history.latest_s, history);
   const isOver = !run || run.done;
   return html`<div class="card stepping">
     <h2>Step by step</h2>

@@ -24,18 +24,28 @@ def emit_rope_and_store(e: Emitter, shape: KernelShape) -> None:
                 with is_query:
                     query = e.at(row, e.mul(unit, shape.head_dim), F32)
                     position = _position(op, token)
-                    _norm_and_rotate(op, shape, query, RopeField.Q_NORM, position)
+                    _norm_and_rotate(op, shape, query, position, RopeField.Q_NORM, RopeField.LATE_Q_NORM)
                     grow(op, query, shape.head_dim, op.integer(RopeField.GROWTH), position)
                 with is_key:
                     head = e.sub(unit, heads)
                     offset = e.mul(head, shape.head_dim)
                     key = e.at(row, e.add(op.integer(RopeField.K_OFFSET), offset), F32)
                     value = e.at(row, e.add(op.integer(RopeField.V_OFFSET), offset), F32)
-                    _norm_and_rotate(op, shape, key, RopeField.K_NORM, _position(op, token))
+                    position = _position(op, token)
+                    _norm_and_rotate(op, shape, key, position, RopeField.K_NORM, RopeField.LATE_K_NORM)
                     _store(op, shape, key, value, token, head)
 
 
-def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: RopeField, position: Value) -> None:
+def _norm_and_rotate(
+    op: Operation, shape: KernelShape, values: Value, position: Value, norm: RopeField, late_norm: RopeField
+) -> None:
+    _norm(op, shape, values, norm)
+    _rotate(op, values, position)
+    _norm(op, shape, values, late_norm)
+
+
+def _norm(op: Operation, shape: KernelShape, values: Value, norm: RopeField) -> None:
+    """Of one head, where there is a weight to norm it by."""
     e = op.emitter
     weight = op.integer(norm)
     with e.when(e.is_nonzero(weight)):
@@ -43,6 +53,10 @@ def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: Rop
         for place in range(0, shape.head_dim, 16):
             normed = e.build.fmul(e.load_floats(values, place), inverse)
             e.store_floats(e.build.fmul(normed, e.load_floats(e.pointer(weight), place)), values, place)
+
+
+def _rotate(op: Operation, values: Value, position: Value) -> None:
+    e = op.emitter
     half = op.integer(RopeField.HALF)
     cosines, sines = (
         e.at(op.address(table), e.mul(position, half), F32) for table in (RopeField.COSINES, RopeField.SINES)

@@ -27,7 +27,7 @@ function RequestsView({ source, part, mayAct }) {
   const chosen = part === "" ? null : history.requests.get(Number(part)) || null;
   const rows = [];
   for (const request of history.requests.values()) {
-    const state = requestAt(request, cursor_s);
+    const state = requestAt(request, cursor_s, history);
     if (state && (!onlyMine || textOf(request))) rows.push({ request, state });
   }
   const shown = rows.slice(-MOST_ROWS).reverse();
