@@ -53,7 +53,7 @@ def _write(folder: Path, kind: str, target: Path) -> None:
             return _floats(name, shape, rng), gguf.GGMLQuantizationType.F32
         is_whole = name in ("token_embd.weight", "output.weight")
         stored_as = "q6_k" if is_whole and kind == "q4_k" else kind
-        return _blocks(stored_as, shape, rng), gguf.GGMLQuantizationType[stored_as.upper()]
+        return drawn_blocks(stored_as, shape, rng, shape[-1]), gguf.GGMLQuantizationType[stored_as.upper()]
 
     write_gguf(model, target, drawn, **_words(config.vocab_size), **_sections(config))
 
@@ -96,13 +96,13 @@ def _floats(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> npt.
     return (0.1 * noise + (0.0 if name.endswith(".bias") else 1.0)).astype(np.float32)
 
 
-def _blocks(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Bytes:
+def drawn_blocks(kind: str, shape: tuple[int, ...], rng: np.random.Generator, inputs: int) -> Bytes:
     """[..., bytes of a row]: every byte at random, then the scales over their places. A matrix's spread is
     1 / sqrt(inputs), so that what goes through a layer neither grows nor vanishes."""
     values, size = _SIZES[kind]
     count = int(np.prod(shape)) // values
     blocks = np.frombuffer(bytearray(rng.bytes(count * size)), dtype=np.uint8).reshape(count, size)
-    unit = shape[-1] ** -0.5 / _SPREADS[kind]
+    unit = inputs**-0.5 / _SPREADS[kind]
     scales = rng.uniform(0.5 * unit, 1.5 * unit, (count, 1)).astype("<f2").view(np.uint8)
     parts = rng.integers(16, 52, (count, 16 if kind == "q6_k" else 8), dtype=np.uint8)
     if kind == "q6_k":
