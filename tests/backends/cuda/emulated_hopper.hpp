@@ -157,7 +157,7 @@ inline void fetch(const TensorMap* map, int x, int y, int z, u32 to, u32 ready) 
       for (long long j = y; j < y + map->box[1]; j++, row++)
         for (u32 piece = 0; piece < 8; piece++) {
           char* at = arena + swizzled(to + row * 128 + piece * 16);
-          bool inside = x + 64 <= map->sizes[0] && j >= 0 && j < map->sizes[1] && k >= 0 && k < map->sizes[2];
+          bool inside = x + piece * 8 + 8 <= map->sizes[0] && j >= 0 && j < map->sizes[1] && k >= 0 && k < map->sizes[2];
           long long from = x + piece * 8 + j * map->strides[1] + k * map->strides[2];
           inside ? memcpy(at, map->address + from * 2, 16) : memset(at, 0, 16);
         }
@@ -176,8 +176,11 @@ inline void fetch_bytes(const char* from, u32 bytes, u32 to, u32 ready) {
     settle(b);
   }});
 }
-inline void copy_sixteen(u32 to, const void* from) {
-  copies.push_back({[=] { memcpy(arena + to, from, 16); }, current});
+inline void copy_sixteen_or_zeros(u32 to, const void* from, bool is_there) {
+  copies.push_back({[=] {
+    if (is_there) memcpy(arena + to, from, 16);
+    else memset(arena + to, 0, 16);
+  }, current});
 }
 inline void arrive_behind_copies(u32 barrier) {
   copies.push_back({[=] { arrive(barrier); }, current});

@@ -11,12 +11,17 @@ from typing import Any
 import torch
 from tests.backends.cuda.emulation import Map, emulated
 
-from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.activation import Activation, Gate
 from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
-from twostroke.backends.cuda.kernels.packed_products import CodedMatrix, experts_kernel, product_kernel
+from twostroke.backends.cuda.kernels.packed_products import (
+    CodedExperts,
+    CodedMatrix,
+    experts_kernel,
+    guesses_pay,
+    product_kernel,
+)
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
-from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.native import NativeKernel, rows_to_read
 
 RUN = """
@@ -38,13 +43,13 @@ extern "C" int emulate(const TensorMap* maps, const char* weights, const float* 
     "tiles);",
 )
 EXPERTS = """
-extern "C" int emulate(const TensorMap* map, const char* inputs, const char* weights, const float* factors, char* out,
-                       const int* sorted_pairs, const int* starts, int outputs, int units, int width, int out_tiles,
-                       int top_k, int programs, int seed) {
+extern "C" int emulate(const TensorMap* map, const char* inputs, const char* weights, const float* factors,
+                       const unsigned short* bias, char* out, const int* sorted_pairs, const int* starts, int outputs,
+                       int units, int rounds, int width, int out_tiles, int top_k, int guesses, int programs, int seed) {
 """ + RUN.replace(
     "CALL",
-    "experts_product(*map, inputs, weights, factors, out, sorted_pairs, starts, outputs, units, width, out_tiles, "
-    "top_k);",
+    "experts_product(*map, inputs, weights, factors, bias, out, sorted_pairs, starts, outputs, units, rounds, width, "
+    "out_tiles, top_k, guesses);",
 )
 RING = {"extern __shared__ char shared[];": "char* shared = arena + STATIC_BYTES;"}
 
@@ -77,22 +82,25 @@ def product_emulated(
 
 def experts_emulated(
     inputs: torch.Tensor,
-    weights: PackedMatrix,
+    weights: CodedExperts,
     results: torch.Tensor,
     order: Order,
     *,
     tile: PackedTile,
     num_sms: int,
-    gated: Activation | None = None,
+    gated: Gate | None = None,
+    bias: torch.Tensor | None = None,
     seed: int = 0,
 ) -> None:
     """As `packed_experts_product`."""
-    experts, units, depth_rounds = weights.data.shape[:3]
-    numbers = (results.shape[1], units, depth_rounds * DEPTH, -(-units // tile.tile_units), order.top_k)
+    experts, units, rounds = weights.data.shape[:3]
+    guesses = guesses_pay(len(order.sorted_pairs), experts)
+    out_tiles = -(-units // tile.tile_units)
+    numbers = (results.shape[1], units, rounds, inputs.shape[1], out_tiles, order.top_k, int(guesses))
     _run(
-        _experts(tile, experts, gated),
+        _experts(tile, experts, gated, bias is not None),
         [_map(inputs, len(inputs), tile.rows)],
-        (inputs, weights.data, weights.factors, results, order.sorted_pairs, order.starts),
+        (inputs, weights.data, weights.factors, bias, results, order.sorted_pairs, order.starts),
         (*numbers, num_sms, seed),
     )
 
@@ -114,12 +122,12 @@ def _product(tile: PackedTile, gated: Activation | None, is_float32: bool) -> An
 
 
 @cache
-def _experts(tile: PackedTile, experts: int, gated: Activation | None) -> Any:
+def _experts(tile: PackedTile, experts: int, gated: Gate | None, has_bias: bool) -> Any:
     places = RING | {
         "__shared__ u64 barriers[3 * STAGES];": "u64* barriers = (u64*)arena;",
         "__shared__ int own_starts[EXPERTS + 1];": "int* own_starts = (int*)(arena + STATIC_BYTES / 2);",
     }
-    return _built(experts_kernel(tile, experts, gated), places, EXPERTS)
+    return _built(experts_kernel(tile, experts, gated, has_bias=has_bias), places, EXPERTS)
 
 
 def _built(kernel: NativeKernel, places: dict[str, str], entry: str) -> Any:

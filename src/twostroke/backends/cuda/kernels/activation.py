@@ -16,11 +16,27 @@ from twostroke.models.mlp_spec import ClampedGate
 
 Activation = Literal["silu", "gelu_tanh"]
 Gate = Activation | ClampedGate
-"""What kernels in Triton compute; those in CUDA C++ and Gluon have activations alone, and decline the others."""
+"""What kernels in Triton compute; those in Gluon and for dense matrices have activations alone, and decline others."""
 GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """As kernels in CUDA C++ number them."""
+CLAMPED: Final = 3
+THOUSANDTHS: Final = 1000
 
 _BLOCK: Final = 1024
+
+
+def gate_constants(gate: Gate | None) -> dict[str, int]:
+    """Of kernels in CUDA C++ (gates.cuh)."""
+    if not isinstance(gate, ClampedGate):
+        return {"GATED": GATES[gate]}
+    limit, alpha = round(gate.limit * THOUSANDTHS), round(gate.alpha * THOUSANDTHS)
+    assert has_exact_constants(gate)
+    return {"GATED": CLAMPED, "GATE_LIMIT": limit, "GATE_ALPHA": alpha}
+
+
+def has_exact_constants(gate: ClampedGate) -> bool:
+    """Whether its numbers are what `gate_constants` says of them."""
+    return all(round(number * THOUSANDTHS) / THOUSANDTHS == number for number in (gate.limit, gate.alpha))
 
 
 def activation_of(gate: Gate | None) -> Activation | None:

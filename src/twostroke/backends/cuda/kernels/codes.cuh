@@ -2,6 +2,8 @@
 // of 16 inputs, two neighbours in each of two rows eight apart, and the two eight inputs on. CODE:
 //   12  bfloat16 in twelve bits (packing.py)
 //    8  float8 (e4m3), by rows, in an order of inputs that gives a thread sixteen bytes of a row (eight_bits.py)
+//    7  the same, of experts, as a thread takes them (expert_units.py)
+//    6  floats of four bits (e2m1) with a power of two for each 32 (MXFP4), of experts (expert_units.py)
 //    4  whole numbers of four bits (four_bits.py), with SCALES scales of each row in a round; OFFSETS: and as many offsets
 //    5  numbers and scales as a file has them (grouped_numbers.py): HIGH bits above the lowest four, FLOAT8 or whole;
 //       TABLE: of four bits, which are places among sixteen bytes; MIDDLE the number that stands for nothing;
@@ -74,6 +76,73 @@ __device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], u32 unit, u
     words[step][1] = two_weights(below);
     words[step][2] = two_weights(above << 8);
     words[step][3] = two_weights(below << 8);
+  }
+}
+
+#elif CODE == 7
+
+constexpr u32 DEPTH = 128;
+constexpr u32 UNIT_BYTES = 64 * DEPTH;
+constexpr bool HAS_FACTORS = true;
+constexpr float TAKEN_OFF = 1.329227995784916e36f;  // as of code 8
+
+__device__ __forceinline__ u32 two_weights(u32 word) { return word & 0x80008000 | word >> 4 & 0x07F007F0; }
+
+__device__ __forceinline__ void four_words(u32 (&words)[4], u32 above, u32 below) {
+  words[0] = two_weights(above);
+  words[1] = two_weights(below);
+  words[2] = two_weights(above << 8);
+  words[3] = two_weights(below << 8);
+}
+
+__device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], u32 unit, u32 thread, u32 first_step) {
+  u32 from = unit + thread / 32 * (UNIT_BYTES / 4) + thread % 32 * 16;
+#pragma unroll
+  for (u32 step = 0; step < STEPS; step += 2) {
+    uint4 numbers = load_sixteen(from + (first_step + step) / 2 * 512);
+    bool is_odd = first_step % 2;  // where steps go one by one
+    four_words(words[step], is_odd ? numbers.z : numbers.x, is_odd ? numbers.w : numbers.y);
+    if constexpr (STEPS > 1) four_words(words[step + 1], numbers.z, numbers.w);
+  }
+}
+
+#elif CODE == 6
+
+constexpr u32 DEPTH = 128;
+constexpr u32 NUMBER_BYTES = 64 * DEPTH / 2;
+constexpr u32 UNIT_BYTES = NUMBER_BYTES + 64 * DEPTH / 32;
+constexpr bool HAS_FACTORS = false;
+// A float of four bits, its sign where bfloat16 has it and the rest at the lowest bits of the exponent and the highest of
+// the mantissa, is 2^126 times too small; powers of two are held 2^66 times as large as they are. 2^60.
+constexpr float TAKEN_OFF = 1.152921504606847e18f;
+constexpr u32 PLACES = 0x81C081C0, NOTHING = 0x80008000;
+
+// Eight weights in a word: those of three pairs are shifted or turned to their places together, those of the fourth are
+// there but for their lowest bits.
+__device__ __forceinline__ void unpack_word(u32 (&words)[4], u32 word) {
+  words[0] = word << 6 & PLACES;
+  words[1] = __funnelshift_l(word, word, 28) & PLACES;
+  words[2] = word << 2 & PLACES;
+  words[3] = word & 0x81808180 | word >> 8 & 0x00400040;
+}
+
+__device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], u32 unit, u32 thread, u32 first_step) {
+  u32 lane = thread % 32, warp = thread / 32;
+  uint4 numbers = load_sixteen(unit + warp * (NUMBER_BYTES / 4) + first_step / 4 * 512 + lane * 16);
+  u32 of_step[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+  u32 from = unit + NUMBER_BYTES + (warp * 8 + lane / 4) * 8;
+  u32 powers[2] = {load_word(from), load_word(from + 4)};
+  u32 scales[2];
+#pragma unroll
+  for (u32 step = 0; step < STEPS; step++) {
+    u32 at = first_step + step;
+    if (step == 0 || at % 2 == 0) {
+#pragma unroll
+      for (u32 half = 0; half < 2; half++) scales[half] = (powers[half] >> at / 2 * 8 & 0xFF) * 0x00800080;
+    }
+    unpack_word(words[step], of_step[at % 4]);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) words[step][i] = multiply_add_pairs(words[step][i], scales[i % 2], NOTHING);
   }
 }
 

@@ -131,11 +131,17 @@ def _nearest(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 def dequantise_into(weight: FourBitMatrix, out: torch.Tensor) -> None:
     """out: [rows, width], contiguous; gate, then up. As `dequantised`, at the speed of memory."""
-    assert out.shape == (weight.rows, weight.width) and out.is_contiguous()
-    code = weight.code
-    launcher(_dequantise, (weight.units * weight.rounds,))(
-        weight.data, weight.data.view(BF16), out, weight.rows, weight.width, weight.rounds, UNIT_BYTES=code.unit_bytes,
-        SCALES=code.scales, OFFSETS=code.has_offsets, GATED=weight.is_gated, UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH,
+    assert out.shape == (weight.rows, weight.width)
+    dequantise_experts_into(weight, out, 1)
+
+
+def dequantise_experts_into(first: FourBitMatrix, out: torch.Tensor, experts: int) -> None:
+    """Of so many matrices that lie one behind the other. out: [experts, rows, width], contiguous"""
+    assert out.numel() == experts * first.rows * first.width and out.is_contiguous()
+    code = first.code
+    launcher(_dequantise, (first.units * first.rounds, experts))(
+        first.data, first.data.view(BF16), out, first.rows, first.width, first.rounds, UNIT_BYTES=code.unit_bytes,
+        SCALES=code.scales, OFFSETS=code.has_offsets, GATED=first.is_gated, UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH,
         SCALED_UP=SCALED_UP, OFFSETS_DOWN=OFFSETS_DOWN, num_warps=4,
     )  # fmt: skip
 
@@ -145,9 +151,9 @@ def _dequantise(
     numbers, lanes, out, rows, width, rounds, UNIT_BYTES: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
     GATED: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr, SCALED_UP: tl.constexpr, OFFSETS_DOWN: tl.constexpr,
 ):  # fmt: skip
-    """One round of one unit."""
-    program = tl.program_id(0)
-    start = program.to(tl.int64) * UNIT_BYTES
+    """One round of one unit of an expert."""
+    program, expert = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    start = (expert * tl.num_programs(0) + program) * UNIT_BYTES
     in_unit, k = tl.arange(0, UNIT)[:, None], tl.arange(0, DEPTH)[None, :]
     warp, half, lane_row = in_unit // 16, in_unit // 8 % 2, in_unit % 8
     byte = warp * 1024 + k // 64 * 512 + lane_row * 64 + k % 8 // 2 * 16 + k % 64 // 16 * 4 + k % 2 * 2 + k % 16 // 8
@@ -163,5 +169,5 @@ def _dequantise(
     row = program // rounds * UNIT + in_unit
     target = (row % 16 // 8) * (rows // 2) + row // 16 * 8 + row % 8 if GATED else row
     inputs = program % rounds * DEPTH + k
-    place = out + target.to(tl.int64) * width + inputs
+    place = out + (expert * rows + target) * width + inputs
     tl.store(place, value.to(tl.bfloat16).to(out.dtype.element_ty), mask=(row < rows) & (inputs < width))

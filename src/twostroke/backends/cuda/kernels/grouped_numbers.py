@@ -231,12 +231,13 @@ def _parted(data: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack(fields, dim=-1).flatten(-2)
 
 
-def dequantise_grouped_into(weight: GroupedMatrix, out: torch.Tensor) -> None:
-    """out: [rows, width], contiguous; gate, then up; inputs in the matrix's `order`. At the speed of memory."""
-    assert out.shape == (weight.rows, weight.width) and out.is_contiguous()
+def dequantise_grouped_into(weight: GroupedMatrix, out: torch.Tensor, experts: int = 1) -> None:
+    """out: [rows, width], contiguous; gate, then up; inputs in the matrix's `order`. At the speed of memory. `experts`:
+    matrices that lie one behind the other, of which it is the first  # out [experts, rows, width]"""
+    assert out.numel() == experts * weight.rows * weight.width and out.is_contiguous()
     code, own = weight.code, weight.grouping
     words = (0, 0, 0, 0) if own.table is None else tuple(_signed_word(word) for word in TABLES[own.table].words)
-    launcher(_dequantise_grouped, (weight.units * weight.rounds,))(
+    launcher(_dequantise_grouped, (weight.units * weight.rounds, experts))(
         weight.data, weight.data.view(torch.float16), weight.data.view(BF16), weight.data.view(torch.float32), out,
         weight.rows, weight.width, weight.rounds, UNIT_BYTES=code.unit_bytes, SCALES=code.scales, HIGH=own.high_bits,
         SCALE_TYPE=SCALE_TYPES[own.scale], OFFSET=OFFSETS[own.offset], FLOAT8=own.is_float8, GATED=weight.is_gated,
@@ -274,9 +275,9 @@ def _dequantise_grouped(
     MIDDLE: tl.constexpr, TABLE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
     LAST: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """One round of one unit."""
-    program = tl.program_id(0)
-    start = program.to(tl.int64) * UNIT_BYTES
+    """One round of one unit of an expert."""
+    program, expert = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    start = (expert * tl.num_programs(0) + program) * UNIT_BYTES
     in_unit, k = tl.arange(0, UNIT)[:, None], tl.arange(0, DEPTH)[None, :]
     warp, half, lane = in_unit // 16, in_unit // 8 % 2, in_unit % 8 * 4 + k % 8 // 2
     step, place = k // 16, k % 16 // 8 * 2 + half
@@ -325,5 +326,5 @@ def _dequantise_grouped(
     row = program // rounds * UNIT + in_unit
     target = (row % 16 // 8) * (rows // 2) + row // 16 * 8 + row % 8 if GATED else row
     inputs = program % rounds * DEPTH + k
-    to = out + target.to(tl.int64) * width + inputs
+    to = out + (expert * rows + target) * width + inputs
     tl.store(to, value.to(tl.bfloat16).to(out.dtype.element_ty), mask=(row < rows) & (inputs < width))

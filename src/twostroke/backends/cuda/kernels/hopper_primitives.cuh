@@ -59,8 +59,8 @@ __device__ __forceinline__ void fetch_bytes(const char* from, u32 bytes, u32 to,
 }
 
 // A thread's own copies, of sixteen bytes each: they go on behind it, and it arrives once all so far have come.
-__device__ __forceinline__ void copy_sixteen(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+__device__ __forceinline__ void copy_sixteen_or_zeros(u32 to, const void* from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 
 __device__ __forceinline__ void arrive_behind_copies(u32 barrier) {

@@ -6,7 +6,7 @@
 //   UNITS   units of 64 weight rows of each group   STAGES  length of the ring
 //   SHARED  whether groups have the same units, and take turns in their rounds
 //   STEPS   steps of 16 inputs, of a round's, that are unpacked and multiplied together
-//   GATED   0 no, 1 SiLU, 2 GELU (tanh)
+//   GATED   0 no, else as gates.cuh has it         BIAS    whether a bias is added
 
 constexpr u32 ROW_BYTES = 128;  // of a token in a slice: the widest that is spread over shared memory's banks
 constexpr u32 SLICE_BYTES = ROWS * ROW_BYTES;
@@ -96,13 +96,21 @@ __device__ __forceinline__ u32 traded(float of_first, float of_second, bool odd)
 
 // A thread's sums of a unit: two rows of weights, eight apart, of two tokens in every eight. `out` is where the tile's
 // first token begins, `held` how many tokens it has. Where groups took turns, each has the sums of some blocks of tokens.
+// `bias`: bfloat16, of all outputs; of a gated product, of the gate's and then of the other's.
 template <class Element>
-__device__ __forceinline__ void store_unit(const float (&sums)[ROWS / 2], const float* factors, Element* out, u32 unit,
-                                           u32 outputs, u32 held, u32 thread, u32 group) {
+__device__ __forceinline__ void store_unit(const float (&sums)[ROWS / 2], const float* factors,
+                                           const unsigned short* bias, Element* out, u32 unit, u32 outputs, u32 held,
+                                           u32 thread, u32 group) {
   u32 lane = thread % 32, row = unit * 64 + thread / 32 * 16 + lane / 4;
   float upper = HAS_FACTORS ? factors[row] : 1.0f, lower = HAS_FACTORS ? factors[row + 8] : 1.0f;
   bool odd = lane & 4;
   u32 output = GATED ? row / 16 * 8 + row % 8 : row;
+  float upper_bias = 0.0f, lower_bias = 0.0f;
+  if constexpr (BIAS) {
+    u32 below = GATED ? outputs + output : output + 8;
+    if (output < outputs) upper_bias = __uint_as_float((u32)bias[output] << 16);
+    if (GATED ? output < outputs : below < outputs) lower_bias = __uint_as_float((u32)bias[below] << 16);
+  }
 #pragma unroll
   for (u32 block = 0; block < ROWS / 8; block++) {
     if (SHARED && block % GROUPS != group) continue;
@@ -110,6 +118,10 @@ __device__ __forceinline__ void store_unit(const float (&sums)[ROWS / 2], const 
     const float* own_sums = sums + block * 4;
     float first = own_sums[0] * TAKEN_OFF * upper, second = own_sums[1] * TAKEN_OFF * upper;
     float first_below = own_sums[2] * TAKEN_OFF * lower, second_below = own_sums[3] * TAKEN_OFF * lower;
+    if constexpr (BIAS) {
+      first += upper_bias, second += upper_bias;
+      first_below += lower_bias, second_below += lower_bias;
+    }
     if constexpr (GATED) {
       first = gated(first, first_below);
       second = gated(second, second_below);

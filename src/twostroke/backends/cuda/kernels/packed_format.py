@@ -154,6 +154,12 @@ FP8: Final = Code("fp8", 8, LOW_BIT_DEPTH, UNIT_ROWS * LOW_BIT_DEPTH)
 FOUR_BITS: Final = tuple(_four_bits(group, has) for group in (128, 64, 32) for has in (False, True))
 INT4: Final = FOUR_BITS[0]
 """What a bfloat16 matrix becomes when it is brought to four bits as it is loaded."""
+FP8_UNITS: Final = Code("fp8_units", 7, LOW_BIT_DEPTH, UNIT_ROWS * LOW_BIT_DEPTH)
+MX_GROUP: Final = 32
+MX_UNITS: Final = Code(
+    "mxfp4_units", 6, LOW_BIT_DEPTH, UNIT_ROWS * (LOW_BIT_DEPTH // 2 + LOW_BIT_DEPTH // MX_GROUP), LOW_BIT_DEPTH // MX_GROUP
+)
+"""Those two are of experts alone (expert_units.py)."""
 LOW_BIT_CODES: Final = (FP8, *FOUR_BITS)
 """What a matrix may be brought to as it is loaded."""
 SCALE_TYPES: Final[dict[ScaleType, int]] = {"f16": 0, "bf16": 1, "f32": 2, "two": 3}

@@ -128,9 +128,9 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       if (unit >= units) break;
       if constexpr (FLOAT32) {
         float* part = (float*)out + (u64)tile.part * num_rows * outputs;
-        store_unit(sums[i], factors, part, unit, outputs, num_rows, thread, group);
+        store_unit(sums[i], factors, nullptr, part, unit, outputs, num_rows, thread, group);
       } else {
-        store_unit(sums[i], factors, (unsigned short*)out, unit, outputs, num_rows, thread, group);
+        store_unit(sums[i], factors, nullptr, (unsigned short*)out, unit, outputs, num_rows, thread, group);
       }
     }
   }

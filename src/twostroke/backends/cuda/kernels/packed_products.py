@@ -1,5 +1,5 @@
 """Matrix products with weights of few bits for Hopper, in CUDA C++, bound by reading weights, of which there is less to
-read: dense ones of up to 256 rows (`packed_products.cu`), and those of experts with up to 64 rows each, in twelve bits
+read: dense ones of up to 256 rows (`packed_products.cu`), and those of experts with up to 64 rows each
 (`packed_experts.cu`). Knows the launches; `packed_tiles.py` and `expert_tiles.py` know how products are cut."""
 
 from __future__ import annotations
@@ -11,16 +11,32 @@ from typing import Final, Protocol
 
 import torch
 
-from twostroke.backends.cuda.kernels.activation import GATES, Activation
+from twostroke.backends.cuda.kernels.activation import Activation, Gate, gate_constants
 from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS
 from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_format import DEPTH, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
-from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, TensorMap, rows_to_read, tensor_map
 
 SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "codes.cuh", "packed.cuh")
+
+
+class CodedExperts(Protocol):
+    """Those of all experts, as the product of experts takes them."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        """uint8 [experts, units, rounds, bytes]"""
+
+    @property
+    def factors(self) -> torch.Tensor | None:
+        """float32 [experts, rows of all units]"""
+
+    @property
+    def is_gated(self) -> bool: ...
+    @property
+    def code(self) -> Code: ...
 
 
 class CodedMatrix(Protocol):
@@ -76,23 +92,31 @@ def weights_map(weight: CodedMatrix) -> TensorMap:
 
 def packed_experts_product(
     inputs: torch.Tensor,
-    weights: PackedMatrix,
+    weights: CodedExperts,
     results: torch.Tensor,
     order: Order,
     *,
     tile: PackedTile,
     num_sms: int,
-    gated: Activation | None = None,
+    gated: Gate | None = None,
+    bias: torch.Tensor | None = None,
 ) -> None:
-    """As `moe_grouped.grouped_matmul`."""
-    experts, units, depth_rounds = weights.data.shape[:3]
-    width = depth_rounds * DEPTH
-    assert depth_rounds % tile.rounds_at_once == 0 and experts <= MAX_PACKED_EXPERTS
-    assert weights.is_gated == (gated is not None) and inputs.shape[1] == width and tile.splits == 1
+    """As `moe_grouped.grouped_matmul`. bias: bfloat16."""
+    experts, units, rounds = weights.data.shape[:3]
+    width = inputs.shape[1]
+    assert rounds % tile.rounds_at_once == 0 and experts <= MAX_PACKED_EXPERTS and tile.code == weights.code
+    assert weights.is_gated == (gated is not None) and weights.code.rounds(width) == rounds and tile.splits == 1
     x_map = tensor_map(inputs, len(inputs), tile.rows, DEPTH)  # of rows in order
-    tensors = (inputs, weights.data, weights.factors, results, order.sorted_pairs, order.starts)
-    numbers = (results.shape[1], units, width, -(-units // tile.tile_units), order.top_k)
-    _launch(experts_kernel(tile, experts, gated), num_sms, tile, (x_map,), tensors, numbers)
+    tensors = (inputs, weights.data, weights.factors, bias, results, order.sorted_pairs, order.starts)
+    out_tiles, guesses = -(-units // tile.tile_units), guesses_pay(len(order.sorted_pairs), experts)
+    numbers = (results.shape[1], units, rounds, width, out_tiles, order.top_k, int(guesses))
+    kernel = experts_kernel(tile, experts, gated, has_bias=bias is not None)
+    _launch(kernel, num_sms, tile, (x_map,), tensors, numbers)
+
+
+def guesses_pay(num_pairs: int, experts: int) -> bool:
+    """Whether a program may ask for weights before it knows which experts have rows: few rows meet few experts."""
+    return 2 * num_pairs >= experts
 
 
 def _launch(
@@ -111,17 +135,18 @@ def _launch(
 
 @cache
 def product_kernel(tile: PackedTile, gated: Activation | None, is_float32: bool) -> NativeKernel:
-    return _kernel("product", "packed_products.cu", tile, gated, {"FLOAT32": int(is_float32)})
+    return _kernel("product", "packed_products.cu", tile, gated, {"FLOAT32": int(is_float32), "BIAS": 0})
 
 
 @cache
-def experts_kernel(tile: PackedTile, experts: int, gated: Activation | None) -> NativeKernel:
-    return _kernel("experts_product", "packed_experts.cu", tile, gated, {"EXPERTS": experts})
+def experts_kernel(tile: PackedTile, experts: int, gated: Gate | None, *, has_bias: bool = False) -> NativeKernel:
+    constants = {"EXPERTS": experts, "BIAS": int(has_bias)}
+    return _kernel("experts_product", "packed_experts.cu", tile, gated, constants)
 
 
 def _kernel(
-    name: str, file: str, tile: PackedTile, gated: Activation | None, more_constants: dict[str, int]
+    name: str, file: str, tile: PackedTile, gated: Gate | None, more_constants: dict[str, int]
 ) -> NativeKernel:
-    constants = tile.constants() | {"GATED": GATES[gated], "BFLOAT16": 1} | more_constants
+    constants = tile.constants() | gate_constants(gated) | {"BFLOAT16": 1} | more_constants
     multiply = product_function("multiply", tile.rows, torch.bfloat16, from_registers=True)
     return NativeKernel.of(name, (*SOURCES, file), [multiply], constants)
