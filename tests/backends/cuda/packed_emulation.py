@@ -45,7 +45,8 @@ extern "C" int emulate(const TensorMap* maps, const char* weights, const float* 
 EXPERTS = """
 extern "C" int emulate(const TensorMap* map, const char* inputs, const char* weights, const float* factors,
                        const unsigned short* bias, char* out, const int* sorted_pairs, const int* starts, int outputs,
-                       int units, int rounds, int width, int out_tiles, int top_k, int guesses, int programs, int seed) {
+                       int units, int rounds, int width, int out_tiles, int top_k, int guesses, int programs,
+                       int seed) {
 """ + RUN.replace(
     "CALL",
     "experts_product(*map, inputs, weights, factors, bias, out, sorted_pairs, starts, outputs, units, rounds, width, "

@@ -14,16 +14,19 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.buffers import tensor_bytes
+from twostroke.backends.cuda.kernels.product import Card
 from twostroke.backends.cuda.matrix import empty_low_bit
 from twostroke.backends.cuda.model_matrices import (
+    MLP_KINDS,
     held_of,
+    held_on,
     held_weight_bytes,
     layer_matrices,
     model_matrices,
     offered_on,
     read_bytes,
 )
-from twostroke.backends.cuda.stored_codes import QUANTISED_TO
+from twostroke.backends.cuda.stored_codes import EXPERTS_TO, QUANTISED_TO
 from twostroke.backends.cuda.weights import Weights
 from twostroke.core.formats import Formats, FormatWish
 from twostroke.cost.model_shape import DecodeWeights
@@ -31,18 +34,21 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import from_float32
 
+OLDER = Card("NVIDIA A100", 108, has_hopper_kernels=False)
 FORMATS = {"fp8": Formats("fp8", "fp8", "bf16"), "int4": Formats("int4", "bf16", "bf16")}
 
 
 def brought_back(checkpoint: Checkpoint, weights: str) -> Checkpoint:
     """Layers' matrices quantised and dequantised, as floats, for who knows nothing of it."""
-    tensors = dict(checkpoint.tensors)
+    tensors, held = dict(checkpoint.tensors), held_of(checkpoint, FORMATS[weights])
     for index in range(checkpoint.spec.num_layers):
         for matrix in layer_matrices(checkpoint.spec, index):
             parts = [torch.from_numpy(checkpoint.tensors[name].to_float32().copy()) for name in matrix.tensors]
-            form = empty_low_bit(matrix.product, QUANTISED_TO[weights], torch.device("cpu"))
-            form.quantise(torch.cat(parts))
-            found = form.dequantised().split([len(part) for part in parts])
+            if (code := held.codes.get(matrix.name)) is None:
+                continue
+            form = empty_low_bit(matrix.product, code, torch.device("cpu"))
+            form.quantise(torch.cat(parts).view(matrix.product.shape))
+            found = form.dequantised().view(-1, matrix.product.width).split([len(part) for part in parts])
             for name, values in zip(matrix.tensors, found, strict=True):
                 tensors[name] = from_float32(name, values.numpy())
     return replace(checkpoint, tensors=tensors)
@@ -53,9 +59,17 @@ def brought_back(checkpoint: Checkpoint, weights: str) -> Checkpoint:
     [
         ("fp8", "llama_bias"),
         ("int4", "gemma2"),
+        ("int4", "qwen3_moe"),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("fp8", "llama"), ("int4", "llama"), ("fp8", "gemma2"), ("int4", "llama_bias"))
+            for pair in (
+                ("fp8", "qwen3_moe"),
+                ("int4", "deepseek_v2"),
+                ("fp8", "llama"),
+                ("int4", "llama"),
+                ("fp8", "gemma2"),
+                ("int4", "llama_bias"),
+            )
         ),
     ],
 )
@@ -108,6 +122,18 @@ def test_the_head_alone_has_a_copy_for_decode(tmp_path: Path) -> None:
         assert offered.dense.num_bytes == offered.dense.head_bytes > 0
 
 
-def test_experts_are_declined(tmp_path: Path) -> None:
-    checkpoint = load_checkpoint(make_tiny("qwen3_moe", tmp_path)[0])
-    assert FACTORY.formats(checkpoint, FormatWish("fp8")) == "it has no experts in fp8"
+@pytest.mark.parametrize("variant", ["qwen3_moe", "deepseek_v2", "qwen3_5"])
+def test_experts_and_what_mixes_in_16_bits_are_held_as_their_kernels_take_them(variant: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
+    formats = FACTORY.formats(checkpoint, FormatWish("int4"))
+    assert isinstance(formats, Formats)
+    held, mixes = held_of(checkpoint, formats), variant != "qwen3_moe"
+    for index in range(checkpoint.spec.num_layers):
+        for matrix in layer_matrices(checkpoint.spec, index):
+            expected = EXPERTS_TO["int4"] if matrix.product.experts else QUANTISED_TO["int4"]
+            is_kept = mixes and matrix.kind not in MLP_KINDS
+            assert held.codes.get(matrix.name) == (None if is_kept else expected)
+            assert (matrix.name in held.experts) == bool(matrix.product.experts)
+    on_card = held_on(held, checkpoint.spec, H200)
+    in_units = {name for name, code in on_card.codes.items() if code != held.codes[name]}
+    assert in_units == set(held.experts) and held_on(held, checkpoint.spec, OLDER) == held

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from twostroke.backends.cuda import kv_codes
 from twostroke.backends.cuda.kernels.packed_format import FP8
-from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
-from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape, mixer_of
+from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes, read_bytes
+from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
-from twostroke.backends.cuda.supported import has_latents, unsupported_layers
+from twostroke.backends.cuda.supported import unsupported_layers
 from twostroke.backends.interface import BackendSettings, HeadNeeds
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
@@ -111,10 +111,6 @@ class CudaFactory:
             return None
         if wish.weights != STORED:
             return "--quantise none holds them in the few bits that they are stored in"
-        if has_latents(checkpoint.spec):
-            return "latent attention is computed by 16-bit matrices: they are brought to 16"
-        if mixer_of(checkpoint.spec) is not None:
-            return "layers that keep states are computed by 16-bit matrices: they are brought to 16"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
@@ -136,12 +132,6 @@ class CudaFactory:
             return f"it brings weights to {' or '.join(QUANTISED_TO)} as it loads them, not to {wish.weights}"
         if checkpoint.has_quantised_matrices:
             return f"its weights are stored in few bits: rounding them again to {wish.weights} would add an error"
-        if checkpoint.spec.moe is not None:
-            return f"it has no experts in {wish.weights}"
-        if has_latents(checkpoint.spec):
-            return f"it has no latent attention in {wish.weights}"
-        if mixer_of(checkpoint.spec) is not None:
-            return f"it has no layers that keep states in {wish.weights}"
         if wish.weights == "fp8" and _lacks_float8():
             return "this device multiplies no float8: that takes compute capability 8.9 or newer"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
@@ -188,12 +178,14 @@ class CudaFactory:
 
         from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
+        from twostroke.backends.cuda.products import card_of
         from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
         from twostroke.backends.cuda.verify import most_queries
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
-        nowhere, held = torch.device("meta"), held_of(checkpoint, formats)
+        nowhere, card = torch.device("meta"), card_of(torch.device("cuda"), torch.bfloat16)
+        held = held_on(held_of(checkpoint, formats), checkpoint.spec, card)
         num_tokens = self.suits.max_tokens_per_step
         num_queries = most_queries(self.suits.max_running, num_tokens)
         buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries)

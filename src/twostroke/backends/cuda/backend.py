@@ -25,7 +25,7 @@ from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
-from twostroke.backends.cuda.model_matrices import attention_of, held_of, products_of
+from twostroke.backends.cuda.model_matrices import attention_of, held_of, held_on, products_of
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
@@ -97,7 +97,7 @@ class CudaBackend:
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
         choices = Choices.on(card_of(device, dtype)) if choices is None else choices
-        held = held_of(checkpoint, formats)
+        held = held_on(held_of(checkpoint, formats), spec, choices.card)
         weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None, held)
         max_rows = min(max_running, max_tokens_per_step)
         max_queries = most_queries(max_rows, max_tokens_per_step) if max_drafts else 0

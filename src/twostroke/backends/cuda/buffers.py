@@ -8,7 +8,7 @@ import torch
 
 from twostroke.backends.cuda.kernels.product import padded_rows
 from twostroke.backends.cuda.latent import LatentBuffers
-from twostroke.backends.cuda.model_matrices import attention_of, model_matrices, widest_mlp
+from twostroke.backends.cuda.model_matrices import attention_of, model_matrices, unpacked_weights, widest_mlp
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.recurrent import RecurrentBuffers
@@ -49,7 +49,10 @@ class Buffers:
         self.attention = empty(max(product.width for kind, product in matrices if kind == "o"))
         self.activated = empty(widest_mlp(spec))
         self.products = ProductScratch(spec, num_tokens, dtype, device, held)
-        self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
+        self.experts = None
+        if spec.moe is not None:
+            unpacked = unpacked_weights(spec, held)
+            self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device, unpacked)
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, self.attention.shape[1], dtype=dtype, device=device)
         self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)

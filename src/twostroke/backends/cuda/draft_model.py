@@ -22,9 +22,10 @@ from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.model import Decoder, Decodes, Pass, TokenArrays
-from twostroke.backends.cuda.model_matrices import attention_of, held_of, held_weight_bytes, quantising_bytes
+from twostroke.backends.cuda.model_matrices import attention_of, held_of, held_on, held_weight_bytes, quantising_bytes
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
+from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN, SamplingRows
 from twostroke.backends.cuda.tuned_table import Choices
@@ -78,7 +79,7 @@ class DraftModelDrafter:
         num_tokens, num_rows = len(parts.buffers.residual), parts.rows.padding_row
         self.source, self.max_context = companion.checkpoint.name, min(max_context, spec.max_context)
         num_queries = most_queries(num_rows, num_tokens)
-        held = held_of(companion.checkpoint, companion.formats)
+        held = held_on(held_of(companion.checkpoint, companion.formats), spec, choices.card)
         self._weights, self._loader = Weights.placed(companion.checkpoint, device, dtype, None, held)
         self._buffers = Buffers(spec, num_tokens, num_rows, device, dtype, held)
         one_byte = OneByteKV.of(companion.checkpoint, companion.formats, device)
@@ -167,7 +168,8 @@ def _kernels_of(
 
 def companion_bytes(checkpoint: Checkpoint, formats: Formats, sizes: StepSizes) -> int:
     """Of weights, and of room for what it computes. `sizes`: of steps, at most."""
-    held, nowhere = held_of(checkpoint, formats), torch.device("meta")
+    card, nowhere = card_of(torch.device("cuda"), torch.bfloat16), torch.device("meta")
+    held = held_on(held_of(checkpoint, formats), checkpoint.spec, card)
     buffers = Buffers(checkpoint.spec, sizes.max_tokens_per_step, sizes.max_running, nowhere, torch.bfloat16, held)
     weight_bytes = held_weight_bytes(checkpoint, formats) + quantising_bytes(checkpoint, formats)
     return weight_bytes + tensor_bytes(buffers)

@@ -85,7 +85,8 @@ def _builder_identity() -> bytes:
     """What decides the bytes beside the files: the sources that read, quantise and lay them out."""
     own, models = Path(__file__).parent, Path(checkpoint_module.__file__).parent
     kernels = Path(packed_format.__file__).parent
-    forms = [kernels / name for name in ("eight_bits.py", "four_bits.py", "packed_format.py", "unit_order.py")]
+    names = ("eight_bits", "expert_numbers", "expert_units", "four_bits", "packed_format", "row_forms", "unit_order")
+    forms = [kernels / f"{name}.py" for name in names]
     digest = hashlib.sha256()
     for path in sorted([*forms, own / "weights.py", own / "kept_forms.py", *models.rglob("*.py")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

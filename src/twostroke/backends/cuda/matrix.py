@@ -11,6 +11,7 @@ import torch
 
 from twostroke.backends.cuda.kernels.eight_bits import EightBitMatrix
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
+from twostroke.backends.cuda.kernels.expert_units import ExpertUnits
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import FP8, Code
@@ -34,13 +35,15 @@ class Plain:
         return self.weight.nbytes
 
 
-LowBitMatrix = EightBitMatrix | FourBitMatrix | GroupedMatrix | ExpertMatrix
+LowBitMatrix = EightBitMatrix | FourBitMatrix | GroupedMatrix | ExpertMatrix | ExpertUnits
 
 
 def empty_low_bit(product: Product, code: Code, device: torch.device, *, has_order: bool = False) -> LowBitMatrix:
     """Room for a matrix in a code of few bits, to be filled. `has_order`: its inputs have an order of their own."""
     if code.by_rows is not None:
         return ExpertMatrix.empty(product.shape, code.by_rows, device)
+    if product.experts:
+        return ExpertUnits.empty(product.shape, code, device, is_gated=product.is_gated)
     if code.grouping is not None:
         return GroupedMatrix.empty(product.shape, code, device, is_gated=product.is_gated, has_order=has_order)
     if code is FP8:
@@ -86,6 +89,13 @@ class Matrix:
         """What kernels in Triton read of experts' weights: floats, or few bits as they are."""
         stored = (form for form in self.forms.values() if isinstance(form, ExpertMatrix))
         return next(stored, None) or self.weight
+
+    @property
+    def coded_experts(self) -> PackedMatrix | ExpertUnits:
+        """What the product of experts in CUDA C++ reads."""
+        found = self.packed or self.low_bit
+        assert isinstance(found, PackedMatrix | ExpertUnits)
+        return found
 
     def as_floats(self) -> torch.Tensor:
         """float32 [..., outputs, inputs], as they are held"""

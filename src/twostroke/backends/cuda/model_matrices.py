@@ -7,11 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS, in_thousandths
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
-from twostroke.backends.cuda.kernels.packed_format import Code, packed_bytes
+from twostroke.backends.cuda.kernels.packed_format import Code, can_be_units, packed_bytes
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.state_shape import first_tensors, first_width, mixed_width
-from twostroke.backends.cuda.stored_codes import AS_COMPUTED, QUANTISED_TO, Held, Stored, is_low_bit, stored_held
+from twostroke.backends.cuda.stored_codes import (
+    AS_COMPUTED,
+    EXPERTS_TO,
+    QUANTISED_TO,
+    Held,
+    Stored,
+    as_units,
+    is_low_bit,
+    stored_held,
+)
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import STORED, Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
@@ -30,6 +40,8 @@ from twostroke.models.spec import (
 
 ELEMENT_BYTES = 2
 """Of a weight in the type that is computed in."""
+MLP_KINDS = ("gate_up", "down", "shared_gate_up", "shared_down")
+MIXES_IN_16_BITS = "latent attention and layers that keep states are computed by 16-bit matrices"
 NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
 ORDER_BYTES = 8
 """Of an input, where inputs have an order of their own."""
@@ -144,12 +156,43 @@ def held_of(checkpoint: Checkpoint, formats: Formats) -> Held:
     embedding is in the type that is computed in, always."""
     if not is_low_bit(formats):
         return AS_COMPUTED
-    matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
+    spec = checkpoint.spec
+    matrices = [one for index in range(spec.num_layers) for one in layer_matrices(spec, index)]
+    as_computed = [one for one in matrices if one.kind not in MLP_KINDS and _mixes_in_16_bits(spec)]
+    matrices = [one for one in matrices if one not in as_computed]
     if formats.weights == STORED:
         found = stored_held(checkpoint, map(_stored, matrices))
+        quantised = (one for one in as_computed if checkpoint.tensors[one.tensors[0]].kind.is_quantised)
+        found = replace(found, declined={**found.declined, **{one.name: MIXES_IN_16_BITS for one in quantised}})
         code = _head_code(checkpoint)
         return found if code is None else replace(found, codes={**found.codes, "head": code})
-    return Held(dict.fromkeys((matrix.name for matrix in matrices), QUANTISED_TO[formats.weights]))
+    experts = frozenset(matrix.name for matrix in matrices if matrix.product.experts)
+    codes = {one.name: (EXPERTS_TO if one.name in experts else QUANTISED_TO)[formats.weights] for one in matrices}
+    return Held(codes, experts=experts)
+
+
+def held_on(held: Held, spec: ModelSpec, card: Card) -> Held:
+    """As a card's kernels take them: experts in units where it has those of Hopper, and by rows elsewhere."""
+    if not card.has_hopper_kernels or not held.experts:
+        return held
+    codes = dict(held.codes)
+    for matrix in model_matrices(spec):
+        if matrix.name in held.experts and (code := held.codes.get(matrix.name)) is not None:
+            codes[matrix.name] = _in_units(matrix.product, code, spec)
+    return replace(held, codes=codes)
+
+
+def _in_units(product: Product, code: Code, spec: ModelSpec) -> Code:
+    """The code itself, where its kernels do not take the product."""
+    clamp = None if spec.moe is None else spec.moe.clamp
+    is_taken = can_be_units(product.shape, is_gated=product.is_gated) and product.experts <= MAX_PACKED_EXPERTS
+    if not is_taken or code.by_rows is None or (clamp is not None and in_thousandths(clamp) is None):
+        return code
+    return as_units(code.by_rows) or code
+
+
+def _mixes_in_16_bits(spec: ModelSpec) -> bool:
+    return any(isinstance(layer.attention, LatentAttention | Recurrent) for layer in spec.layers)
 
 
 def _head_code(checkpoint: Checkpoint) -> Code | None:
@@ -182,10 +225,12 @@ def quantising_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
     if not is_low_bit(formats):
         return 0
     matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
-    dense = (
-        prod(matrix.product.shape) for matrix in matrices if not matrix.product.experts
-    )  # experts come as they are
-    return QUANTISING_BYTES_A_WEIGHT * max(dense)
+    dense = (prod(matrix.product.shape) for matrix in matrices if not matrix.product.experts)
+    needed = QUANTISING_BYTES_A_WEIGHT * max(dense, default=0)
+    if formats.weights == STORED:
+        return needed  # experts come one by one
+    experts = (prod(matrix.product.shape) for matrix in matrices if matrix.product.experts)
+    return max(needed, 2 * ELEMENT_BYTES * max(experts, default=0))
 
 
 def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:
@@ -199,11 +244,20 @@ def _code_of_tensor(checkpoint: Checkpoint, name: str, formats: Formats) -> Code
     if name == "output" and formats.weights == STORED:
         return _head_code(checkpoint)
     is_kept = name in ("embedding", "output") or name.endswith(".router")
+    if not is_kept and _mixes_in_16_bits(checkpoint.spec):
+        is_kept = not name.endswith((".gate", ".up", ".down"))
     if is_kept or formats.weights != STORED:
-        return None if is_kept else QUANTISED_TO.get(formats.weights)
+        return None if is_kept else (EXPERTS_TO if ".experts." in name else QUANTISED_TO).get(formats.weights)
     matrices = layer_matrices(checkpoint.spec, int(name.split(".")[1]))  # as `layer_name` has it
     owner = next(one for one in matrices if name in one.tensors)
     return stored_held(checkpoint, [_stored(owner)]).codes.get(owner.name)
+
+
+def unpacked_weights(spec: ModelSpec, held: Held) -> int:
+    """Of the largest matrix of all experts that lies in units."""
+    in_units = (name for name in held.experts if name in held.codes and held.codes[name].by_rows is None)
+    names = set(in_units)
+    return max((prod(one.product.shape) for one in model_matrices(spec) if one.name in names), default=0)
 
 
 def products_of(spec: ModelSpec) -> list[Product]:

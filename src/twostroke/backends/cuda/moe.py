@@ -4,13 +4,15 @@ follow each other. Which of them multiply is the table's to say. Nothing here wa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_routing
 from twostroke.backends.cuda.kernels.activation import Gate, activation_of
 from twostroke.backends.cuda.kernels.expert_choice import RouterTerms
-from twostroke.backends.cuda.kernels.expert_tiles import FewTile, GroupedTile, HopperTile
+from twostroke.backends.cuda.kernels.expert_tiles import FewTile, GroupedTile, HopperTile, UnpackedTile
+from twostroke.backends.cuda.kernels.expert_units import ExpertUnits, dequantise_units_into
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import Routed
@@ -52,8 +54,15 @@ class MoeScratch:
     """Room for the intermediate results of one layer; layers run one after another and share it."""
 
     def __init__(
-        self, moe: MoeSpec, hidden_size: int, max_tokens: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        moe: MoeSpec,
+        hidden_size: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        unpacked_weights: int = 0,
     ) -> None:
+        """`unpacked_weights`: of the largest matrix of all experts that is brought to floats for long prompts."""
         experts, top_k, pairs = moe.num_experts, moe.experts_per_token, max_tokens * moe.experts_per_token
 
         def integers(*shape: int) -> torch.Tensor:
@@ -69,6 +78,7 @@ class MoeScratch:
         self.activations = torch.zeros(pairs, moe.expert_intermediate_size, dtype=dtype, device=device)
         # A few tokens never need these: their experts are summed where they are computed.
         self.expert_outputs = torch.zeros(pairs, hidden_size, dtype=dtype, device=device)
+        self.unpacked = torch.zeros(unpacked_weights, dtype=dtype, device=device)
         self._top_k = top_k
 
     def order(self, num_pairs: int) -> Order:
@@ -104,8 +114,9 @@ class MoeBlock:
         router, normalise = weights.router, moe.normalise_weights
         moe_routing.route(x, router, scratch.routing, shares, order, rows, normalise=normalise, terms=self._terms)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
-        self.multiply(x, weights.gate_up, activations, order, gates)
-        self.multiply(activations, weights.down, outputs, order, self._choice(weights.down, num_pairs))
+        downs = self._choice(weights.down, num_pairs)
+        self.multiply(x, weights.gate_up, activations, order, gates, scratch)
+        self.multiply(activations, weights.down, outputs, order, downs, scratch)
         moe_combine.combine(outputs, rows, shares, out, residual=residual, next_norm=next_norm)
 
     def prepare(self, scratch: MoeScratch) -> None:
@@ -116,22 +127,37 @@ class MoeBlock:
         for matrix, places in ((weights.gate_up, (x, activations)), (weights.down, (activations, x))):
             for _, choice in self._choices.later_lines(matrix.product, matrix.form_names, 0):
                 if not isinstance(choice.tile, FewTile):  # whose steps are all launched at start
-                    self.multiply(places[0], matrix, places[1], order, choice)
+                    self.multiply(places[0], matrix, places[1], order, choice, scratch)
 
     def multiply(
-        self, inputs: torch.Tensor, matrix: Matrix, results: torch.Tensor, order: Order, choice: KernelChoice
+        self,
+        inputs: torch.Tensor,
+        matrix: Matrix,
+        results: torch.Tensor,
+        order: Order,
+        choice: KernelChoice,
+        scratch: MoeScratch,
     ) -> None:
         """See `grouped_matmul`."""
-        tile, kind = choice.tile, self._gate if matrix.product.is_gated else None
+        tile, kind, weights = choice.tile, self._gate if matrix.product.is_gated else None, None
         if isinstance(tile, PackedTile):
-            packed, num_sms, own = matrix.packed, self._choices.card.num_sms, activation_of(kind)
-            assert packed is not None
-            packed_experts_product(inputs, packed, results, order, tile=tile, num_sms=num_sms, gated=own)
-        elif isinstance(tile, HopperTile):
-            hopper_grouped_matmul(inputs, matrix.weight, results, order, tile=tile, gated=activation_of(kind))
+            coded, num_sms = matrix.coded_experts, self._choices.card.num_sms
+            packed_experts_product(
+                inputs, coded, results, order, tile=tile, num_sms=num_sms, gated=kind, bias=matrix.bias
+            )
+            return
+        if isinstance(tile, UnpackedTile):
+            units, tile = matrix.low_bit, tile.inner
+            assert isinstance(units, ExpertUnits)
+            weights = scratch.unpacked[: prod(matrix.product.shape)].view(matrix.product.shape)
+            dequantise_units_into(units, weights)
+        if isinstance(tile, HopperTile):
+            floats = matrix.weight if weights is None else weights
+            hopper_grouped_matmul(inputs, floats, results, order, tile=tile, gated=activation_of(kind))
         else:
             assert isinstance(tile, GroupedTile)
-            grouped_matmul(inputs, matrix.for_experts, results, order, tile=tile, bias=matrix.bias, gated=kind)
+            held = matrix.for_experts if weights is None else weights
+            grouped_matmul(inputs, held, results, order, tile=tile, bias=matrix.bias, gated=kind)
 
     def _choice(self, matrix: Matrix, num_pairs: int) -> KernelChoice:
         return self._choices.of(matrix.product, num_pairs, matrix.form_names)

@@ -14,6 +14,7 @@ from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, EightBitMatrix, quantise_rows
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
+from twostroke.backends.cuda.kernels.expert_units import ExpertUnits
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_into
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
@@ -226,7 +227,7 @@ def _in_order(call: Call) -> torch.Tensor:
 
 def _from_low_bit(call: Call) -> None:
     x, weight = _in_order(call), call.matrix.low_bit
-    assert not isinstance(weight, ExpertMatrix)
+    assert not isinstance(weight, ExpertMatrix | ExpertUnits)
     packed_product(x, weight, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
     if (bias := call.matrix.bias) is not None:
         (call.out if call.out.dim() == 2 else call.out[0]).add_(bias)

@@ -15,13 +15,16 @@ import numpy.typing as npt
 from twostroke.backends.cuda.kernels.packed_format import (
     FOUR_BITS,
     FP8,
+    FP8_UNITS,
     GROUPED_CODES,
     INT4,
     LOW_BIT_DEPTH,
+    MX_UNITS,
     Code,
     Grouping,
     Offset,
     ScaleType,
+    Table,
     grouped_code,
 )
 from twostroke.backends.cuda.kernels.row_forms import HOLDS_ALL, MX, NVFP4, ROW_FORMS, RowForm, RowScale
@@ -32,6 +35,8 @@ from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 QUANTISED_TO = {"fp8": FP8, "int4": INT4}
 """What layers' matrices are brought to as they are loaded, by the name of `Formats.weights`."""
+EXPERTS_TO = {"fp8": RowForm(8, "e4m3", 0, "f32").code, "int4": RowForm(4, "whole", INT4.group, "bf16").code}
+"""And experts'."""
 BLOCKS: Mapping[WeightKind, tuple[int, Grouping]] = {
     WeightKind.Q8_0: (32, Grouping(4, "f16")),
     WeightKind.Q4_0: (32, Grouping(0, "f16")),
@@ -84,13 +89,15 @@ class Held:
     codes: Mapping[str, Code] = field(default_factory=dict)
     with_order: frozenset[str] = frozenset()
     """Those whose inputs have an order of their own."""
+    experts: frozenset[str] = frozenset()
+    """Those of experts."""
     declined: Mapping[str, str] = field(default_factory=dict)
     """Why one that is stored in few bits is not held so."""
 
     @property
     def dense_codes(self) -> set[Code]:
         """Of matrices that every token meets."""
-        return {code for code in self.codes.values() if code.by_rows is None}
+        return {code for name, code in self.codes.items() if name not in self.experts}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,8 +125,10 @@ class Stored(NamedTuple):
 
 
 def stored_held(checkpoint: Checkpoint, matrices: Iterable[Stored]) -> Held:
-    codes, with_order, declined = {}, set(), {}
+    codes, with_order, experts, declined = {}, set(), set(), {}
     for name, tensors, is_experts in matrices:
+        if is_experts:
+            experts.add(name)
         found = (experts_code if is_experts else code_for)([checkpoint.tensors[tensor] for tensor in tensors])
         if isinstance(found, str):
             declined[name] = found
@@ -127,7 +136,7 @@ def stored_held(checkpoint: Checkpoint, matrices: Iterable[Stored]) -> Held:
         codes[name] = found
         if order_of(checkpoint.tensors[tensors[0]]) is not None:
             with_order.add(name)
-    return Held(codes, frozenset(with_order), declined)
+    return Held(codes, frozenset(with_order), frozenset(experts), declined)
 
 
 def experts_code(tensors: Sequence[WeightTensor]) -> Code | str:
@@ -144,6 +153,22 @@ def experts_code(tensors: Sequence[WeightTensor]) -> Code | str:
     if any(form.levels not in ("whole", "iq4_nl") for form in found):
         return f"experts of {' and '.join(sorted({one.kind.name for one in found.values()}))} have no form together"
     return replace(HOLDS_ALL, group=min(form.group or tensors[0].shape[1] for form in found)).code
+
+
+def as_units(form: RowForm) -> Code | None:
+    """The code that holds the same numbers and scales in units; None: there is none."""
+    group = form.group or LOW_BIT_DEPTH
+    if form == MX:
+        return MX_UNITS
+    if form.levels == "e4m3":
+        return grouped_code(group, Grouping(4, "f32", is_float8=True)) if form.group else FP8_UNITS
+    if form.levels == "e2m1" or form.scale not in ("f16", "bf16", "f32", "two"):
+        return None
+    if form.levels == "whole" and (form.bits, form.scale, form.offset) == (4, "bf16", "none"):
+        return next((code for code in FOUR_BITS if code.group == group and not code.has_offsets), None)
+    table: Table | None = "iq4_nl" if form.levels == "iq4_nl" else None
+    code = grouped_code(group, Grouping(max(0, form.bits - 4), form.scale, form.offset, table=table))
+    return code if code in GROUPED_CODES else None
 
 
 def _row_form(tensor: WeightTensor) -> RowForm | str:

@@ -13,9 +13,10 @@ import torch
 from twostroke.backends.cuda.file_numbers import BLOCK_OF_256, Numbers, nibbles, numbers_of, on_device
 from twostroke.backends.cuda.kernels.eight_bits import EightBitMatrix
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
+from twostroke.backends.cuda.kernels.expert_units import ExpertUnits, SmallFloatUnits
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, GroupValues
-from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Offset
+from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, MX_UNITS, UNIT_ROWS, Offset
 from twostroke.backends.cuda.matrix import LowBitMatrix
 from twostroke.backends.cuda.stored_codes import order_of
 from twostroke.core.errors import ModelError
@@ -37,6 +38,15 @@ def fill_stored(place: LowBitMatrix, tensors: Sequence[WeightTensor]) -> None:
             return
     if isinstance(place, ExpertMatrix):
         _fill_experts(place, tensors)
+        return
+    if isinstance(place, ExpertUnits):
+        each = len(tensors) // len(place.data)
+        for expert, matrix in enumerate(place):
+            own = tensors[each * expert : each * (expert + 1)]
+            if isinstance(matrix, SmallFloatUnits):
+                _fill_small_floats(matrix, own)
+            else:
+                fill_stored(matrix, own)
         return
     if isinstance(place, EightBitMatrix):
         parts = [numbers_of(tensor, device) for tensor in tensors]
@@ -101,20 +111,40 @@ def _put_numbers(place: ExpertMatrix, start: int, tensor: WeightTensor) -> None:
 
 def _put_small_floats(place: ExpertMatrix, start: int, tensor: WeightTensor) -> None:
     """Numbers of four bits with a power of two, or with a float8 and a float32 of the whole tensor."""
-    (rows, width), device, tops = tensor.shape, place.data.device, None
-    if isinstance(tensor, ScaledTensor):
-        parts = tensor.parts()
-        codes, scales = on_device(parts.codes, device), on_device(parts.scales.astype(np.uint8), device)
-        numbers = torch.stack([codes & 15, codes >> 4], dim=-1).view(rows, -1)[:, :width]
-        if place.form.scale == "e4m3":
-            tops = torch.full((rows, 1, 1), _factor(parts), device=device)
-    else:  # GGUF's blocks: a power, then the first 16 numbers below the last 16
-        blocks = on_device(tensor.data, device).view(-1, tensor.kind.block_bytes)
-        numbers, scales = nibbles(blocks[:, 1:]).view(rows, width), blocks[:, 0].reshape(rows, -1)
+    tops, (numbers, scales) = None, _small_floats(tensor, place.data.device)
+    if place.form.scale == "e4m3":
+        assert isinstance(tensor, ScaledTensor)
+        tops = torch.full((len(numbers), 1, 1), _factor(tensor.outline), device=place.data.device)
     nothing = scales == 255 if place.form.scale == "e8m0" else (scales & 127) == 127
     if bool(nothing.any()) or (tops is not None and not bool(tops.isfinite().all())):
         raise ModelError(f"{tensor.name} has a scale that is not a number")
     place.put(start, numbers, scales, tops=tops)
+
+
+def _small_floats(tensor: WeightTensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """uint8: numbers of four bits [rows, width], and scales as they are stored [rows, groups]"""
+    rows, width = tensor.shape
+    if isinstance(tensor, ScaledTensor):
+        parts = tensor.parts()
+        codes, scales = on_device(parts.codes, device), on_device(parts.scales.astype(np.uint8), device)
+        return torch.stack([codes & 15, codes >> 4], dim=-1).view(rows, -1)[:, :width], scales
+    # GGUF's blocks: a power, then the first 16 numbers below the last 16
+    blocks = on_device(tensor.data, device).view(-1, tensor.kind.block_bytes)
+    return nibbles(blocks[:, 1:]).view(rows, width), blocks[:, 0].reshape(rows, -1)
+
+
+def _fill_small_floats(place: SmallFloatUnits, tensors: Sequence[WeightTensor]) -> None:
+    """One expert's: of float8 with a scale for each row, or of four bits with powers of two."""
+    device = place.data.device
+    if place.code is MX_UNITS:
+        found = [_small_floats(tensor, device) for tensor in tensors]
+        numbers, powers = (torch.cat(parts) for parts in zip(*found, strict=True))
+        place.put(numbers, powers, tensors[0].name)
+        return
+    parts = [numbers_of(tensor, device) for tensor in tensors]
+    scales = torch.cat([part.scales[:, 0] for part in parts])
+    _check_finite(tensors, [scales])
+    place.put(torch.cat([part.numbers for part in parts]), scales)
 
 
 def _factor(parts: Parts) -> float:

@@ -15,7 +15,7 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from twostroke.backends.cuda.kernels.expert_tiles import StoredFewExperts
+from twostroke.backends.cuda.kernels.expert_tiles import StoredFewExperts, UnitExperts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings, Tile
 from twostroke.backends.cuda.kernels.product_kernels import ANYWHERE, GROUPED_EXPERTS, KERNELS
 from twostroke.cache import cache_folder, write_whole
@@ -138,7 +138,8 @@ class Choices:
         """Every number of rows from which on the choice may be another; what experts borrow may come of several."""
         found = {1}
         if product.experts:
-            found = {*GROUPED_EXPERTS.beginnings(product), StoredFewExperts.last_rows(product) + 1}
+            found = {*GROUPED_EXPERTS.beginnings(product), *UnitExperts.beginnings(product)}
+            found.add(StoredFewExperts.last_rows(product) + 1)
         for source in self._nearest(product)[: None if product.experts else 1]:
             for lines in self._lines[source].values():
                 for line in lines:

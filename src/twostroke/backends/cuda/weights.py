@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda import kept_forms
-from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.latent import LatentWeights
@@ -208,11 +207,11 @@ class _LowBitPlace:
             if self.tensors[0].kind.is_quantised:
                 fill_stored(self.place, self.tensors)
                 return
-            assert not isinstance(self.place, GroupedMatrix | ExpertMatrix)
+            assert not isinstance(self.place, GroupedMatrix)
             weight = torch.empty(self.product.shape, dtype=self.dtype, device=self.place.data.device)
-            start = 0
+            rows, start = weight.view(-1, self.product.width), 0
             for tensor in self.tensors:
-                _fill(tensor, weight[start : start + tensor.shape[0]])
+                _fill(tensor, rows[start : start + tensor.shape[0]])
                 start += tensor.shape[0]
             self.place.quantise(weight)
 

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.backends.cuda.kernels.expert_tiles import in_thousandths
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
@@ -20,7 +21,6 @@ Gate = Activation | ClampedGate
 GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """As kernels in CUDA C++ number them."""
 CLAMPED: Final = 3
-THOUSANDTHS: Final = 1000
 
 _BLOCK: Final = 1024
 
@@ -29,14 +29,9 @@ def gate_constants(gate: Gate | None) -> dict[str, int]:
     """Of kernels in CUDA C++ (gates.cuh)."""
     if not isinstance(gate, ClampedGate):
         return {"GATED": GATES[gate]}
-    limit, alpha = round(gate.limit * THOUSANDTHS), round(gate.alpha * THOUSANDTHS)
-    assert has_exact_constants(gate)
-    return {"GATED": CLAMPED, "GATE_LIMIT": limit, "GATE_ALPHA": alpha}
-
-
-def has_exact_constants(gate: ClampedGate) -> bool:
-    """Whether its numbers are what `gate_constants` says of them."""
-    return all(round(number * THOUSANDTHS) / THOUSANDTHS == number for number in (gate.limit, gate.alpha))
+    thousandths = in_thousandths(gate)
+    assert thousandths is not None
+    return {"GATED": CLAMPED, "GATE_LIMIT": thousandths[0], "GATE_ALPHA": thousandths[1]}
 
 
 def activation_of(gate: Gate | None) -> Activation | None:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.kernels import row_forms
+from twostroke.backends.cuda.kernels.eight_bits import E4M3, LARGEST, LEAST_SCALE
+from twostroke.backends.cuda.kernels.four_bits import quantised_by_groups
 from twostroke.backends.cuda.kernels.packed_format import TABLES, Code
 from twostroke.backends.cuda.kernels.row_forms import RowForm
 
@@ -94,6 +96,16 @@ class ExpertMatrix:
             if place is not None:
                 assert values is not None
                 place.flatten(0, 1)[rows] = values
+
+    def quantise(self, weights: torch.Tensor) -> None:
+        """From floats [experts, rows, width], to the nearest."""
+        for expert, weight in enumerate(weights):
+            if self.form.levels == "e4m3":
+                scales = torch.clamp(weight.abs().amax(1).float() / LARGEST, min=LEAST_SCALE)[:, None]
+                numbers = (weight.float() / scales).to(E4M3).view(torch.uint8)
+            else:
+                numbers, scales = quantised_by_groups(weight, self.form.group)
+            self.put(expert * len(weight), numbers, scales)
 
     def dequantised(self) -> torch.Tensor:
         """float32 [experts, rows, width], as bfloat16 has them"""

@@ -5,19 +5,28 @@ experts, all of a step's. Which kernel a product gets is a table's to say; where
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_format import can_pack
+from twostroke.backends.cuda.kernels.packed_format import Code, can_pack
 from twostroke.backends.cuda.kernels.packed_tiles import LEAST_STAGES, WHOLE_ROUND_ROWS, PackedTile
 from twostroke.backends.cuda.kernels.product import DEPTH, Card, Product, Settings, declines, settings_of
 from twostroke.backends.cuda.kernels.row_forms import RowForm
+from twostroke.models.mlp_spec import ClampedGate
 
 NO_EXPERTS: Final = "it takes experts' matrices"
 MAX_PACKED_EXPERTS: Final = 256
 """Whose rows' places find room beside the packed kernel's ring."""
 GLUON_SHARED_BYTES: Final = 226 * 1024
+THOUSANDTHS: Final = 1000
 PLAIN_TILE_ROWS: Final = 64
 """The most where matrix instructions do not read shared memory: more sums would spill the registers that hold them."""
+
+
+def in_thousandths(gate: ClampedGate) -> tuple[int, int] | None:
+    """A gate's limit and slope, as kernels in CUDA C++ are told them; None: they are not exact then."""
+    limit, alpha = round(gate.limit * THOUSANDTHS), round(gate.alpha * THOUSANDTHS)
+    return (limit, alpha) if (limit / THOUSANDTHS, alpha / THOUSANDTHS) == (gate.limit, gate.alpha) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,14 @@ class HopperTile:
         if self.shared_bytes(gated=gated) > GLUON_SHARED_BYTES:
             return f"its {self.shared_bytes(gated=gated)} bytes of shared memory are too many"
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedTile:
+    """Weights are brought to the type that is computed in first, all experts' of the matrix."""
+
+    inner: HopperTile | GroupedTile
+    sums: int = 0
 
 
 class FewExperts:
@@ -200,6 +217,73 @@ class HopperExperts:
         if not product.is_gated:
             found += [{**each, "rows_in_bulk": True, "pieces": 2} for each in found]
         return found
+
+
+class UnitExperts:
+    """The same of weights in few bits that lie in units, in CUDA C++. It has a rule, as no table has lines for it."""
+
+    fuses = False
+
+    def __init__(self, code: Code) -> None:
+        self.name, self.form, self._code = f"{code.name}_experts", code.name, code
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> PackedTile | str:
+        if not 0 < product.experts <= MAX_PACKED_EXPERTS:
+            return f"{NO_EXPERTS}, of {MAX_PACKED_EXPERTS} at most"
+        if not card.has_hopper_kernels:
+            return "it needs a Hopper GPU, a 16-bit type and CUDA's compiler"
+        if not settings and rows > MOST_UNPACKED_ROWS * product.experts:
+            return "of so many rows an expert, weights are brought to floats once"
+        tile = PackedTile(**(settings or self._by_rule(product, rows)), code=self._code)
+        return tile if tile.held_stages >= tile.least_stages else "it does not fit on a multiprocessor"
+
+    def _by_rule(self, product: Product, rows: int) -> Settings:
+        high = next((high for high in TILE_ROWS if rows <= most_rows(product, high)), TILE_ROWS[-1])
+        groups, units = (2, 2) if product.is_gated else (4, 1)
+        return {"rows": high, "groups": groups, "units": units}
+
+    @staticmethod
+    def beginnings(product: Product) -> list[int]:
+        """The numbers of rows from which on the rule has another tile, and from which on it has none."""
+        return [*(most_rows(product, high) + 1 for high in TILE_ROWS[:-1]), MOST_UNPACKED_ROWS * product.experts + 1]
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        return []
+
+
+TILE_ROWS: Final = tuple(range(8, WHOLE_ROUND_ROWS + 1, 8))
+MOST_UNPACKED_ROWS: Final = 256
+"""An expert's, on average, up to which weights are unpacked for each tile of rows anew."""
+
+
+def most_rows(product: Product, high: int) -> int:
+    """Of all experts together, so that most experts' rows have room in a tile: an expert's average, and one and a half
+    times its root, are no more than the tile has."""
+    root = (sqrt(2.25 + 4 * high) - 1.5) / 2
+    return int(root * root * product.experts)
+
+
+class UnpackedExperts:
+    """The same of many rows: weights are brought to floats first."""
+
+    fuses = False
+
+    def __init__(self, code: Code) -> None:
+        self.name, self.form = f"{code.name}_unpacked_experts", code.name
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> UnpackedTile | str:
+        if not product.experts:
+            return NO_EXPERTS
+        for outputs in (256, 128, 64):
+            more = {} if product.is_gated else {"rows_in_bulk": True, "pieces": 2}
+            wide = {"rows": 128, "outputs": min(outputs, 128) if product.is_gated else outputs, "stages": 4, **more}
+            if not isinstance(tile := HopperExperts().tile(product, rows, card, wide), str):
+                return UnpackedTile(tile)
+        plain = GroupedExperts().tile(product, rows, card, {})
+        return plain if isinstance(plain, str) else UnpackedTile(plain)
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        return []
 
 
 class PackedExperts:

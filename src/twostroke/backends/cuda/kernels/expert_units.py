@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Final
 
 import torch
@@ -35,6 +34,8 @@ from twostroke.core.errors import ModelError
 POWERS_UP: Final = 66
 """What is added to the exponents of powers of two (codes.cuh)."""
 MOST_POWER: Final = 254 - POWERS_UP
+MX_NUMBER_BYTES: Final = UNIT_ROWS * LOW_BIT_DEPTH // 2
+"""Of a round of a unit; the powers follow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +50,7 @@ class ExpertUnits:
     is_gated: bool  # rows are those of a gate and of an up matrix, in turns of eight
 
     @staticmethod
-    def empty(
-        shape: tuple[int, ...], code: Code, device: torch.device | str, *, is_gated: bool = False
-    ) -> ExpertUnits:
+    def empty(shape: tuple[int, ...], code: Code, device: torch.device | str, *, is_gated: bool = False) -> ExpertUnits:
         experts, rows, width = shape
         units = units_of(rows)
         data = torch.zeros(experts, units, code.rounds(width), code.unit_bytes, dtype=torch.uint8, device=device)
@@ -80,7 +79,7 @@ class ExpertUnits:
             matrix.quantise(weight)
 
     def dequantised(self) -> torch.Tensor:
-        """float32 [experts, rows, width], of weights as bfloat16 has them"""
+        """float32 [experts, rows, width], of weights as they are multiplied"""
         return torch.stack([matrix.dequantised() for matrix in self])
 
 
@@ -101,9 +100,9 @@ class SmallFloatUnits:
         scales = torch.clamp(weight.abs().amax(1).float() / LARGEST, min=LEAST_SCALE)
         self.put((weight.float() / scales[:, None]).to(E4M3).view(torch.uint8), scales)
 
-    def put(self, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+    def put(self, numbers: torch.Tensor, scales: torch.Tensor, name: str = "a matrix") -> None:
         """numbers: uint8 [rows, width], bits of e4m3 or of e2m1; scales: float32 [rows], or uint8 [rows, groups], the
-        exponents of powers of two with 127 added."""
+        exponents of powers of two with 127 added. `name`: of whose scales an error speaks."""
         units, rounds = self.data.shape[:2]
         padded = functional.pad(numbers, (0, rounds * LOW_BIT_DEPTH - self.width))
         by_unit = to_units(padded, is_gated=self.is_gated).view(units, UNIT_ROWS, rounds, LOW_BIT_DEPTH)
@@ -114,20 +113,18 @@ class SmallFloatUnits:
             self.factors.copy_(to_units(scales[:, None], is_gated=self.is_gated)[:, 0])
             return
         if int(scales.max()) > MOST_POWER:
-            raise ModelError(f"MXFP4 scales above 2^{MOST_POWER - 127} have no form on this backend")
+            raise ModelError(f"{name} has a scale that is not a number, or is larger than 2^{MOST_POWER - 127}")
         bits = (laid[..., None] >> torch.arange(4, device=laid.device, dtype=torch.uint8) & 1).flatten(2)
         words = bits[..., _mx_order(self.data.device)].unflatten(-1, (-1, 8)).int()
         weights_of_bits = 1 << torch.arange(8, device=laid.device, dtype=torch.int32)
-        self.data[..., : UNIT_ROWS * LOW_BIT_DEPTH // 2] = (words * weights_of_bits).sum(-1).to(torch.uint8)
+        self.data[..., :MX_NUMBER_BYTES] = (words * weights_of_bits).sum(-1).to(torch.uint8)
         held = LOW_BIT_DEPTH // MX_GROUP
         powers = functional.pad(scales.int(), (0, rounds * held - scales.shape[1])) + POWERS_UP
         of_rows = to_units(powers, is_gated=self.is_gated).view(units, 4, 2, 8, rounds, held)
-        self.data[..., UNIT_ROWS * LOW_BIT_DEPTH // 2 :] = (
-            of_rows.permute(0, 4, 1, 3, 2, 5).reshape(units, rounds, -1).to(torch.uint8)
-        )
+        self.data[..., MX_NUMBER_BYTES:] = of_rows.permute(0, 4, 1, 3, 2, 5).reshape(units, rounds, -1).to(torch.uint8)
 
     def dequantised(self) -> torch.Tensor:
-        """float32 [rows, width], as bfloat16 has them"""
+        """float32 [rows, width]"""
         units, rounds = self.data.shape[:2]
         if self.code is FP8_UNITS:
             assert self.factors is not None
@@ -135,7 +132,7 @@ class SmallFloatUnits:
             found = laid.view(E4M3).float().view(units, rounds, UNIT_ROWS, LOW_BIT_DEPTH).transpose(1, 2)
             by_row = found.reshape(units * UNIT_ROWS, -1) * self.factors[:, None]
         else:
-            numbers, powers = self.data.split([UNIT_ROWS * LOW_BIT_DEPTH // 2, UNIT_ROWS * LOW_BIT_DEPTH // MX_GROUP], 2)
+            numbers, powers = self.data[..., :MX_NUMBER_BYTES], self.data[..., MX_NUMBER_BYTES:]
             bits = (numbers[..., None] >> torch.arange(8, device=numbers.device, dtype=torch.uint8) & 1).flatten(2)
             fields = bits[..., torch.argsort(_mx_order(self.data.device))].unflatten(-1, (-1, 4)).long()
             codes = (fields << torch.arange(4, device=numbers.device)).sum(-1)
@@ -145,13 +142,12 @@ class SmallFloatUnits:
             of_rows = powers.reshape(units, rounds, 4, 8, 2, held).permute(0, 2, 4, 3, 1, 5)
             scales = torch.exp2(of_rows.reshape(units * UNIT_ROWS, -1).double() - POWERS_UP - 127).float()
             by_row = levels.reshape(units * UNIT_ROWS, -1) * scales.repeat_interleave(MX_GROUP, 1)
-        found = from_units(by_row, self.rows, is_gated=self.is_gated)[:, : self.width]
-        return found.to(torch.bfloat16).float()
+        return from_units(by_row, self.rows, is_gated=self.is_gated)[:, : self.width]
 
 
 def _lanes(device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Of each number of a round of a unit, [row * input]: the warp and lane whose it is, the step, the half of rows, the
-    half of inputs and which of two neighbours."""
+    """Of each number of a round of a unit, [row * input]: the warp and lane whose it is, the step, the half of rows,
+    the half of inputs and which of two neighbours."""
     row = torch.arange(UNIT_ROWS, device=device)[:, None].expand(-1, LOW_BIT_DEPTH).flatten()
     k = torch.arange(LOW_BIT_DEPTH, device=device)[None, :].expand(UNIT_ROWS, -1).flatten()
     return row // 16, row % 8 * 4 + k % 8 // 2, k // 16, row // 8 % 2, k % 16 // 8, k % 2
@@ -167,8 +163,8 @@ def _float8_order(device: torch.device) -> torch.Tensor:
 
 @cache
 def _mx_order(device: torch.device) -> torch.Tensor:
-    """Whose bit lies first, second and so on, of [row * input * bit]. By which of a thread's four pairs in a word, where
-    the three bits of a number's size are, and its sign; of one pair the signs are in each other's half."""
+    """Whose bit lies first, second and so on, of [row * input * bit]. By which of a thread's four pairs in a word,
+    where the three bits of a number's size are, and its sign; of one pair the signs are in each other's half."""
     places = torch.tensor([[0, 1, 2, 9], [10, 11, 12, 19], [4, 5, 6, 13], [14, 7, 8, 15]], device=device)
     warp, lane, step, half, second, neighbour = _lanes(device)
     word = warp * 1024 + step // 4 * 512 + lane * 16 + step % 4 * 4
@@ -191,15 +187,16 @@ def dequantise_units_into(weights: ExpertUnits, out: torch.Tensor) -> None:
         dequantise_experts_into(first, out, experts)
         return
     launcher(_dequantise_units, (units * rounds, experts))(
-        weights.data, weights.data.view(torch.int32), weights.factors, out, weights.rows, weights.width, rounds, units, UNIT_BYTES=code.unit_bytes,
+        weights.data, weights.data.view(torch.int32), weights.factors, out, weights.rows, weights.width, rounds, units,
+        UNIT_BYTES=code.unit_bytes,
         GATED=weights.is_gated, UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, GROUP=MX_GROUP, POWERS_UP=POWERS_UP, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "units"])
 def _dequantise_units(
-    data, words, factors, out, rows, width, rounds, units, UNIT_BYTES: tl.constexpr, GATED: tl.constexpr, UNIT: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, POWERS_UP: tl.constexpr,
+    data, words, factors, out, rows, width, rounds, units, UNIT_BYTES: tl.constexpr, GATED: tl.constexpr,
+    UNIT: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, POWERS_UP: tl.constexpr,
 ):  # fmt: skip
     """One round of one unit of an expert; with factors float8, else MXFP4."""
     program, expert = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -228,9 +225,3 @@ def _dequantise_units(
     inputs = program % rounds * DEPTH + k
     to = out + (expert * rows + target) * width + inputs
     tl.store(to, value.to(tl.bfloat16).to(out.dtype.element_ty), mask=(row < rows) & (inputs < width))
-
-
-def can_be_units(shape: tuple[int, ...], *, is_gated: bool) -> bool:
-    """Whether experts' matrices of this shape can: rows that are copied by sixteen bytes, and whole turns of eight."""
-    _, rows, width = shape
-    return width % 8 == 0 and rows % (16 if is_gated else 8) == 0 and prod(shape) > 0

@@ -66,7 +66,7 @@ class FourBitMatrix:
         """From floats [rows, width]: round to nearest, with the clip of each group that leaves the least error."""
         assert not self.code.has_offsets
         step = max(1, SLICE_VALUES // self.width)
-        pieces = [_quantised(part, self.code.group) for part in weight.split(step)]
+        pieces = [quantised_by_groups(part, self.code.group) for part in weight.split(step)]
         self.put(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
 
     def put(self, numbers: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None) -> None:
@@ -109,7 +109,8 @@ def _by_lane(values: torch.Tensor, units: int, rounds: int, held: int, *, is_gat
     return by_place.reshape(units, rounds, held, -1).to(BF16)
 
 
-def _quantised(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantised_by_groups(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers, uint8 [rows, width], of which eight stands for nothing, and scales [rows, groups]."""
     rows, width = weight.shape
     filled = functional.pad(weight.float(), (0, -width % group)).view(rows, -1, group)
     largest = filled.abs().amax(-1)

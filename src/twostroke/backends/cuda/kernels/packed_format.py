@@ -156,9 +156,8 @@ INT4: Final = FOUR_BITS[0]
 """What a bfloat16 matrix becomes when it is brought to four bits as it is loaded."""
 FP8_UNITS: Final = Code("fp8_units", 7, LOW_BIT_DEPTH, UNIT_ROWS * LOW_BIT_DEPTH)
 MX_GROUP: Final = 32
-MX_UNITS: Final = Code(
-    "mxfp4_units", 6, LOW_BIT_DEPTH, UNIT_ROWS * (LOW_BIT_DEPTH // 2 + LOW_BIT_DEPTH // MX_GROUP), LOW_BIT_DEPTH // MX_GROUP
-)
+MX_SCALES: Final = LOW_BIT_DEPTH // MX_GROUP
+MX_UNITS: Final = Code("mxfp4_units", 6, LOW_BIT_DEPTH, UNIT_ROWS * (LOW_BIT_DEPTH // 2 + MX_SCALES), MX_SCALES)
 """Those two are of experts alone (expert_units.py)."""
 LOW_BIT_CODES: Final = (FP8, *FOUR_BITS)
 """What a matrix may be brought to as it is loaded."""
@@ -206,6 +205,8 @@ def _grouped_codes() -> Iterator[Code]:
 
 GROUPED_CODES: Final = tuple(_grouped_codes())
 """What weights that are stored in few bits are held in."""
+UNIT_CODES: Final = (MX_UNITS, FP8_UNITS, *FOUR_BITS, *GROUPED_CODES)
+"""What experts are held in where they lie in units."""
 
 
 def units_of(rows: int) -> int:
@@ -214,6 +215,13 @@ def units_of(rows: int) -> int:
 
 def packed_bytes(rows: int, depth: int) -> int:
     return units_of(rows) * (depth // DEPTH * ROUND_BYTES + UNIT_ROWS * 4)
+
+
+def can_be_units(shape: tuple[int, ...], *, is_gated: bool) -> bool:
+    """Whether experts' matrices can lie in units: products copy sixteen bytes of a row of inputs at a time, and gates
+    and ups take turns of eight."""
+    rows, width = shape[-2:]
+    return width % 8 == 0 and rows % (16 if is_gated else 8) == 0
 
 
 def can_pack(shape: tuple[int, ...], *, is_gated: bool = False) -> bool:

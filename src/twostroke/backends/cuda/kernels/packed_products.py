@@ -144,9 +144,7 @@ def experts_kernel(tile: PackedTile, experts: int, gated: Gate | None, *, has_bi
     return _kernel("experts_product", "packed_experts.cu", tile, gated, constants)
 
 
-def _kernel(
-    name: str, file: str, tile: PackedTile, gated: Gate | None, more_constants: dict[str, int]
-) -> NativeKernel:
+def _kernel(name: str, file: str, tile: PackedTile, gated: Gate | None, more_constants: dict[str, int]) -> NativeKernel:
     constants = tile.constants() | gate_constants(gated) | {"BFLOAT16": 1} | more_constants
     multiply = product_function("multiply", tile.rows, torch.bfloat16, from_registers=True)
     return NativeKernel.of(name, (*SOURCES, file), [multiply], constants)

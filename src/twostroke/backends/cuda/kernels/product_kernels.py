@@ -13,9 +13,18 @@ from twostroke.backends.cuda.kernels.expert_tiles import (
     PackedExperts,
     StoredFewExperts,
     StoredGroupedExperts,
+    UnitExperts,
+    UnpackedExperts,
 )
 from twostroke.backends.cuda.kernels.gemv_config import GemvProducts
-from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, FP8, GROUPED_CODES, LOW_BIT_CODES, Code
+from twostroke.backends.cuda.kernels.packed_format import (
+    FOUR_BITS,
+    FP8,
+    GROUPED_CODES,
+    LOW_BIT_CODES,
+    UNIT_CODES,
+    Code,
+)
 from twostroke.backends.cuda.kernels.packed_tiles import PackedProducts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings
 from twostroke.backends.cuda.kernels.row_forms import ROW_FORMS
@@ -78,6 +87,8 @@ FEW_LOW_BIT = (PackedProducts(FP8, FLOAT8_BY_RULE), *(PackedProducts(code) for c
 UNPACKED = tuple(UnpackedProducts(code) for code in (*LOW_BIT_CODES, *GROUPED_CODES))
 LOW_BIT: tuple[Kernel, ...] = (*FEW_LOW_BIT, ScaledProducts(), *UNPACKED)
 STORED_EXPERTS: tuple[Kernel, ...] = (
+    *(UnitExperts(code) for code in UNIT_CODES),
+    *(UnpackedExperts(code) for code in UNIT_CODES),
     *(StoredFewExperts(form) for form in ROW_FORMS),
     *(StoredGroupedExperts(form) for form in ROW_FORMS),
 )
