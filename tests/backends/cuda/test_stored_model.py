@@ -136,7 +136,7 @@ def test_orders_of_inputs_are_counted(tmp_path: Path) -> None:
     assert held_weight_bytes(checkpoint, AS_STORED) == matrices + others
 
 
-def test_what_is_chosen_is_said(tmp_path: Path) -> None:
+def test_what_is_chosen_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = gguf_of(tmp_path, {"ffn_gate": WeightKind.IQ3_S}, WeightKind.Q4_K)
     chosen = FACTORY.formats(checkpoint, FormatWish(STORED))
     assert isinstance(chosen, Formats) and (chosen.weights, chosen.arithmetic) == (STORED, "bf16")
@@ -152,6 +152,9 @@ def test_what_is_chosen_is_said(tmp_path: Path) -> None:
     assert FACTORY.formats(checkpoint, FormatWish("bf16", "f16")) == (
         "it holds weights in what it computes in: bf16 needs --dtype bf16"
     )
+    unasked = FACTORY.formats(checkpoint)
+    assert isinstance(unasked, Formats) and (unasked.weights, unasked.arithmetic) == (STORED, "bf16")
+    monkeypatch.setattr("twostroke.backends.cuda._reads_few_bits", lambda: False)
     unasked = FACTORY.formats(checkpoint)
     assert isinstance(unasked, Formats) and unasked.weights == "bf16" and "--quantise none holds them" in unasked.line
     other = FACTORY.formats(checkpoint, FormatWish(STORED, "f16"))

@@ -105,12 +105,12 @@ class CudaFactory:
         return Formats(arithmetic, arithmetic, arithmetic, stored=stored, reasons=reasons)
 
     def _as_stored(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str | None:
-        """Layers' matrices in the few bits that they are stored in, where that is asked for; or why not, where there
-        are such. Kernels of these forms have not run on a card yet: else 16 bits, which have."""
+        """Layers' matrices in the few bits that they are stored in, where that is asked for or the device reads those
+        fast; or why not, where there are such."""
         if not checkpoint.has_quantised_matrices or wish.weights in GPU_FLOATS:
             return None
-        if wish.weights != STORED:
-            return "--quantise none holds them in the few bits that they are stored in"
+        if wish.weights != STORED and not _reads_few_bits():
+            return "decode reads few bits fast on Hopper alone; --quantise none holds them as they are stored"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
         formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
@@ -316,6 +316,15 @@ def _lacks_float8() -> bool:
     import torch
 
     return torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9)
+
+
+def _reads_few_bits() -> bool:
+    """Whether a device that is here has the kernels that make 16 bits of few in registers; of none nothing is known."""
+    if _no_device() is not None:
+        return True
+    import torch
+
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9
 
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
