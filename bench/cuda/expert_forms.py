@@ -1,6 +1,5 @@
-"""Experts' products of a layer in few bits on a card: what a whole block takes at several numbers of tokens, in each form
-and beside packed bf16, with the few-row tiles that are worth comparing. Checks each against float64 over the weights as
-they are held.
+"""Experts' products of a layer in few bits on a card: what a whole block takes at several numbers of tokens in each
+form, with the few-row tiles that are worth comparing.
 
     PYTHONPATH=src:. python -m bench.cuda.expert_forms FOLDER [--forms mxfp4,fp8,int4]"""
 
