@@ -257,6 +257,7 @@ def test_it_compiles_to_products_that_nothing_holds_up(
     code = BY_NAME[name]
     for tile, gated, is_float32 in (
         (PackedTile(8, 2, code=code), "silu", False),
+        (PackedTile(32, 2, code=code, at_once=2), None, True),
         (PackedTile(64, 4, code=code), None, True),
         (PackedTile(128, 2, 2, code=code), "silu", False),
     ):

@@ -122,7 +122,8 @@ constexpr float OFFSETS_DOWN = 8.673617379884035e-19f;                         /
 // Whether numbers are taken where they lie: of the row above from bits 0 and 16 on, of the one below from 4 and 20.
 constexpr bool IN_PLACE = HIGH == 0 && !TABLE && !FLOAT8;
 
-// 2^88, as scales are 2^73 times as large; of rows below, whose numbers may be sixteen times as large; -2^-45, of offsets.
+// 2^88, as scales are 2^73 times as large; of the row below, whose numbers may be sixteen times as large; and -2^-45, of
+// offsets.
 constexpr u32 BYTES_FROM[3] = {0x6B800000, IN_PLACE ? 0x69800000 : 0x6B800000, 0xA9000000};
 
 #define LOADS_ROUNDS
@@ -225,7 +226,7 @@ __device__ __forceinline__ u32 two_weights(u32 numbers, const Scale& scale) {
   return packed(first, second);
 }
 
-// Those whose numbers are left by two masks where they lie.
+// Two whose numbers are taken as they lie: under a mask, and under the same sixteen bits on.
 __device__ __forceinline__ u32 masked_weights(u32 word, u32 mask, const Scale& scale) {
   float first = fmaf(__uint_as_float(word & mask), scale.factors[0], scale.offset);
   float second = fmaf(__uint_as_float(word & mask << 16), scale.factors[1], scale.offset);
@@ -271,7 +272,9 @@ __device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], const Round
       for (u32 i = 0; i < 4; i++) words[step][i] = two_weights(looked_up(low >> 4 * i & 0x000F000F), scale[i % 2]);
     } else if constexpr (IN_PLACE) {
 #pragma unroll
-      for (u32 i = 0; i < 4; i++) words[step][i] = masked_weights(i < 2 ? low : low >> 8, i % 2 ? 0xF0 : 0xF, scale[i % 2]);
+      for (u32 i = 0; i < 4; i++) {
+        words[step][i] = masked_weights(i < 2 ? low : low >> 8, i % 2 ? 0xF0 : 0xF, scale[i % 2]);
+      }
     } else {
 #pragma unroll
       for (u32 row = 0; row < 2; row++) {

@@ -6,6 +6,7 @@
 //   UNITS   units of 64 weight rows of each group   STAGES  length of the ring
 //   SHARED  whether groups have the same units, and take turns in their rounds
 //   STEPS   steps of 16 inputs, of a round's, that are unpacked and multiplied together
+//   AT_ONCE programs that a multiprocessor runs beside each other
 //   GATED   0 no, 1 SiLU, 2 GELU (tanh)
 
 constexpr u32 ROW_BYTES = 128;  // of a token in a slice: the widest that is spread over shared memory's banks
@@ -17,10 +18,13 @@ static_assert(STAGES % TURNS == 0, "a group must meet the same stages in every l
 constexpr u32 TILE_UNITS = SHARED ? UNITS : GROUPS * UNITS;
 constexpr u32 STAGE_BYTES = (TOKEN_BYTES + TILE_UNITS * UNIT_BYTES + 1023) / 1024 * 1024;
 constexpr u32 CONSUMER_WARPS = 4 * GROUPS / TURNS;  // of a round
-// Together no more than what a launch hands out: 168, 128 or 96 a thread. A warp group waits for ever for more.
+// Together no more than what a launch hands out. A warp group waits for ever for more.
 constexpr bool FEW = ROWS <= 64;
-constexpr u32 PRODUCER_REGISTERS = GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? (FEW ? 80 : 32) : FEW ? 88 : 24;
-constexpr u32 CONSUMER_REGISTERS = GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 ? (FEW ? 144 : 160) : FEW ? 208 : 240;
+constexpr u32 LAUNCHED_REGISTERS = 65536 / (128 * (GROUPS + 1) * AT_ONCE) / 8 * 8;  // of a thread
+constexpr u32 PRODUCER_REGISTERS = AT_ONCE > 1 ? 32 : GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? (FEW ? 80 : 32) : FEW ? 88 : 24;
+constexpr u32 CONSUMER_REGISTERS =
+    AT_ONCE > 1 || GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 ? (FEW ? 144 : 160) : FEW ? 208 : 240;
+static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= LAUNCHED_REGISTERS * (GROUPS + 1), "it would hang");
 
 struct Weights {
   u32 words[UNITS][STEPS][4];
