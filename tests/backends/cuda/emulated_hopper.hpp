@@ -133,6 +133,7 @@ inline bool __any_sync(u32, bool value) {
   __syncwarp();
   return any;
 }
+inline u32 kept(u32 value) { return value; }
 inline u32 same_in_warp(u32 value) { return __shfl_sync(0, value, 0); }
 inline int atomicAdd(int* at, int value) { int old = *at; *at += value; return old; }
 
@@ -213,6 +214,11 @@ inline u32 multiply_add_pairs(u32 first, u32 second, u32 added) {
   return both;
 }
 inline u32 packed(float low, float high) { return rounded(low) | rounded(high) << 16; }
+inline float2 floats_of_halves(u32 both) {
+  _Float16 halves[2];
+  memcpy(halves, &both, 4);
+  return {(float)halves[0], (float)halves[1]};
+}
 inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline void exchange(u32 (&word)[4], u32 lane) {
   u32 mine[4];
@@ -229,6 +235,7 @@ inline void exchange(u32 (&word)[4], u32 lane) {
 inline u64 matrix_at(u32 address, u32 next_slice = 16) {
   return (u64)(address >> 4) | (u64)(next_slice >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
+inline u64 matrix_beside(u32 sixteenth, u32 bytes) { return matrix_at(sixteenth * 16 + bytes); }
 inline u32 start_of(u64 matrix) { return (u32)(matrix & 0x3FFF) << 4; }
 inline u32 leading_of(u64 matrix) { return (u32)(matrix >> 16 & 0x3FFF) << 4; }
 inline u32 stride_of(u64 matrix) { return (u32)(matrix >> 32 & 0x3FFF) << 4; }

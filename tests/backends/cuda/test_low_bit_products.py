@@ -57,6 +57,7 @@ def held(product: Product, code: Code, device: str) -> LowBitMatrix:
         pytest.param(
             PackedTile(8, 2, stages=4, splits=2, shared=True, code=FP8), 72, 1024, None, F32, 8, marks=pytest.mark.slow
         ),
+        (PackedTile(16, 2, code=FP8, at_once=2), 520, 512, None, BF16, 9),
         (PackedTile(16, 4, code=FP8), 200, 576, "silu", BF16, 9),  # a round that is half of inputs that are not there
         pytest.param(PackedTile(96, 2, 2, code=FP8), 136, 256, "gelu_tanh", BF16, 81, marks=pytest.mark.slow),
         pytest.param(PackedTile(176, 2, code=FP8), 136, 256, None, F32, 161, marks=pytest.mark.slow),
@@ -95,6 +96,7 @@ def test_it_compiles_to_products_that_nothing_holds_up(
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     for tile, gated, is_float32 in (
         (PackedTile(8, 2, code=code), "silu", False),
+        (PackedTile(32, 2, code=code, at_once=2), None, True),
         (PackedTile(64, 4, code=code), None, True),
         (PackedTile(128, 2, 2, code=code), "silu", False),
     ):

@@ -39,7 +39,8 @@ class Driver:
         return 0
 
     def cuFuncSetAttribute(self, function, attribute, value):  # noqa: N802
-        self.allowed.append((function.value - 200, value))
+        if attribute == native.MAX_DYNAMIC_SHARED:
+            self.allowed.append((function.value - 200, value))
         return 0
 
     def cuLaunchKernelEx(self, config, function, pointers, extra):  # noqa: N802

@@ -14,7 +14,8 @@ from twostroke.backends.cuda.kernels.packed_tiles import (
     MAX_DENSE_ROWS,
     MAX_STAGES,
     MOST_SUMS,
-    PACKED_SHARED_BYTES,
+    OWN_BYTES,
+    SHARED_BYTES,
     WHOLE_ROUND_ROWS,
     PackedProducts,
     PackedTile,
@@ -36,14 +37,15 @@ def test_every_candidate_fits_the_chip_and_covers_the_product(role: Role, num_sm
             assert isinstance(tile, PackedTile)
             num_found += 1
             assert rows <= tile.rows == held_rows(rows) <= max(8, 2 * rows - 2)
-            assert 3 <= tile.held_stages <= MAX_STAGES and tile.shared_bytes <= PACKED_SHARED_BYTES
+            assert 3 <= tile.held_stages <= MAX_STAGES and tile.shared_bytes <= tile.most_shared_bytes
+            assert (tile.most_shared_bytes + OWN_BYTES) * tile.at_once <= SHARED_BYTES
             assert tile.stage_bytes % 1024 == 0  # where the copy engine's swizzle begins
             assert tile.units * tile.rows <= MOST_SUMS[tile.groups]  # of two threads
             assert tile.splits == 1 or (role == "join" and tile.splits * rows <= MAX_PART_ROWS)
             rounds_of_group, left = divmod(width // DEPTH // tile.splits, tile.groups if tile.shared else 1)
             assert left == 0 and (rounds_of_group % 2 == 0 or tile.rows > WHOLE_ROUND_ROWS)
             if tile.shared:
-                assert role != "gated" and tile.programs(asked) <= num_sms
+                assert role != "gated" and tile.programs(asked) <= num_sms * tile.at_once
                 # A group comes back to the same stages, and frees one when it has begun to multiply from the next.
                 assert tile.held_stages % tile.groups == 0 and tile.held_stages >= 2 * tile.groups
                 ring_bytes = tile.held_stages * tile.stage_bytes
@@ -51,7 +53,7 @@ def test_every_candidate_fits_the_chip_and_covers_the_product(role: Role, num_sm
                     tile.groups * tile.units * tile.rows // 8 * 128 * 16 <= ring_bytes
                 )  # sums that groups add up there
             if tile.splits > 1:
-                assert tile.programs(asked) <= num_sms  # in one wave
+                assert tile.programs(asked) <= num_sms * tile.at_once  # in one wave
     assert num_found > 100
 
 
@@ -68,6 +70,9 @@ def test_every_candidate_fits_the_chip_and_covers_the_product(role: Role, num_sm
         (Product("gated", 4096, 4096), 8, {"shared": True}, "no gate"),
         (Product("plain", 8512, 4096), 8, {"shared": True}, "one tile each"),
         (Product("plain", 4096, 4096), 224, {"units": 2}, "does not fit"),
+        (Product("plain", 4096, 4096), 8, {"units": 2, "at_once": 2}, "two programs at once"),
+        (Product("plain", 4096, 4096), 33, {"at_once": 2}, "two programs at once"),
+        (Product("plain", 4096, 4096), 8, {"at_once": 3}, "two programs at once"),
     ],
 )
 def test_what_it_does_not_take_is_declined_with_a_reason(

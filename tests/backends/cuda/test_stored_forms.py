@@ -196,6 +196,28 @@ def test_few_rows_on_an_emulated_device(
     assert_near(out if tile.splits == 1 else out.sum(0), expected, dtype)
 
 
+OFTEN = ("int4_32ka", "int6_16k", "int5_32h", "fp8_128")
+EXACT = [name for name in BY_NAME if not name.endswith("fz")]
+"""All but those where a zero times a float32 scale is rounded on its own."""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
+)
+def test_a_kernel_multiplies_the_very_weights_that_are_held(name: str) -> None:
+    """To the bit: with one input at a time a product is its weight."""
+    device = "cuda" if HAS_HOPPER else "cpu"
+    torch.manual_seed(len(name))
+    multiply, _ = by_kernel(device)
+    code = BY_NAME[name]
+    form = at_random(Product("plain", 72, code.depth), code, device)
+    out = torch.full((code.depth, 72), float("nan"), dtype=BF16, device=device)
+    tile = PackedTile(code.depth, 2, code=code)
+    multiply(torch.eye(code.depth, dtype=BF16, device=device), form, out, tile=tile, num_sms=132)
+    assert torch.equal(out.float().T, form.dequantised())
+
+
 def at_random(product: Product, code: Code, device: str) -> GroupedMatrix:
     form = empty_low_bit(product, code, torch.device(device))
     assert isinstance(form, GroupedMatrix)
@@ -235,6 +257,7 @@ def test_it_compiles_to_products_that_nothing_holds_up(
     code = BY_NAME[name]
     for tile, gated, is_float32 in (
         (PackedTile(8, 2, code=code), "silu", False),
+        (PackedTile(32, 2, code=code, at_once=2), None, True),
         (PackedTile(64, 4, code=code), None, True),
         (PackedTile(128, 2, 2, code=code), "silu", False),
     ):

@@ -21,7 +21,7 @@ from twostroke.core.errors import BackendError
 
 CLUSTER_DIMENSION, DEPENDENT_LAUNCH = 4, 6
 """Launch attributes, by CUDA's numbers."""
-MAX_DYNAMIC_SHARED = 8
+MAX_DYNAMIC_SHARED, SHARED_CARVEOUT = 8, 9
 SWIZZLED_128_BYTES, PROMOTED_256_BYTES = 3, 3
 ELEMENT_KINDS = {torch.float16: 6, torch.bfloat16: 9}
 ARCHITECTURE = "sm_90a"
@@ -124,6 +124,8 @@ class NativeKernel:
             _check(found, f"find the kernel {self.name}")
             allowed = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared_bytes)
             _check(allowed, f"give a kernel {shared_bytes} bytes of shared memory")
+            # All of it for shared memory: several programs may have to find room beside each other.
+            _check(driver.cuFuncSetAttribute(function, SHARED_CARVEOUT, 100), "share out a multiprocessor's memory")
             self._functions[device, shared_bytes] = function
         return function
 

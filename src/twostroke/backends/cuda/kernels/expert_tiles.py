@@ -297,7 +297,8 @@ class PackedExperts:
         if not can_pack(product.shape, is_gated=product.is_gated):
             return "its weights have no packed form"
         tile = PackedTile(**settings)
-        if tile.rows > WHOLE_ROUND_ROWS or tile.held_stages < LEAST_STAGES or tile.splits > 1 or tile.shared:
+        beyond = tile.splits > 1 or tile.shared or tile.at_once > 1
+        if tile.rows > WHOLE_ROUND_ROWS or tile.held_stages < LEAST_STAGES or beyond:
             return "it does not fit on a multiprocessor"
         return declines(product, card) or tile
 

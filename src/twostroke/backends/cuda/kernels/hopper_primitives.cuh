@@ -98,6 +98,9 @@ __device__ __forceinline__ void take_registers() {
 // For what a warp's threads have in common: told so, the compiler keeps it once for all of them.
 __device__ __forceinline__ u32 same_in_warp(u32 value) { return __shfl_sync(0xFFFFFFFF, value, 0); }
 
+// What the compiler keeps: it would rather compute it again for each use.
+__device__ __forceinline__ u32 kept(u32 value) { return __shfl_xor_sync(0xFFFFFFFF, value, 0); }
+
 __device__ __forceinline__ void clear_sixteen(u32 address) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
@@ -140,6 +143,11 @@ __device__ __forceinline__ u64 matrix_at(u32 address, u32 next_slice = 16) {
   return (u64)((address & 0x3FFFF) >> 4) | (u64)(next_slice >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
+// The same, rows of which lie together, some bytes behind a sixteenth of an address.
+__device__ __forceinline__ u64 matrix_beside(u32 sixteenth, u32 bytes) {
+  return (u64)(sixteenth + bytes / 16 + (1 << 16)) | (u64)(1024 >> 4 | 1 << 30) << 32;
+}
+
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -170,6 +178,15 @@ __device__ __forceinline__ u32 packed(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   }
   return both;
+}
+
+// Of two float16.
+__device__ __forceinline__ float2 floats_of_halves(u32 both) {
+  float2 found;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+      : "=f"(found.x), "=f"(found.y)
+      : "r"(both));
+  return found;
 }
 
 __device__ __forceinline__ float power_of_two(float exponent) {

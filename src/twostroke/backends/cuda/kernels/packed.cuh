@@ -6,6 +6,7 @@
 //   UNITS   units of 64 weight rows of each group   STAGES  length of the ring
 //   SHARED  whether groups have the same units, and take turns in their rounds
 //   STEPS   steps of 16 inputs, of a round's, that are unpacked and multiplied together
+//   AT_ONCE programs that a multiprocessor runs beside each other
 //   GATED   0 no, else as gates.cuh has it         BIAS    whether a bias is added
 
 constexpr u32 ROW_BYTES = 128;  // of a token in a slice: the widest that is spread over shared memory's banks
@@ -17,10 +18,13 @@ static_assert(STAGES % TURNS == 0, "a group must meet the same stages in every l
 constexpr u32 TILE_UNITS = SHARED ? UNITS : GROUPS * UNITS;
 constexpr u32 STAGE_BYTES = (TOKEN_BYTES + TILE_UNITS * UNIT_BYTES + 1023) / 1024 * 1024;
 constexpr u32 CONSUMER_WARPS = 4 * GROUPS / TURNS;  // of a round
-// Together no more than what a launch hands out: 168, 128 or 96 a thread. A warp group waits for ever for more.
+// Together no more than what a launch hands out. A warp group waits for ever for more.
 constexpr bool FEW = ROWS <= 64;
-constexpr u32 PRODUCER_REGISTERS = GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? (FEW ? 80 : 32) : FEW ? 88 : 24;
-constexpr u32 CONSUMER_REGISTERS = GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 ? (FEW ? 144 : 160) : FEW ? 208 : 240;
+constexpr u32 LAUNCHED_REGISTERS = 65536 / (128 * (GROUPS + 1) * AT_ONCE) / 8 * 8;  // of a thread
+constexpr u32 PRODUCER_REGISTERS = AT_ONCE > 1 ? 32 : GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? (FEW ? 80 : 32) : FEW ? 88 : 24;
+constexpr u32 CONSUMER_REGISTERS =
+    AT_ONCE > 1 || GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 ? (FEW ? 144 : 160) : FEW ? 208 : 240;
+static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= LAUNCHED_REGISTERS * (GROUPS + 1), "it would hang");
 
 struct Weights {
   u32 words[UNITS][STEPS][4];
@@ -38,6 +42,21 @@ struct Place {
   }
 };
 
+// A code says where a thread's part of a unit lies (`Reader`), what of a round is loaded at once (`Round`), and makes
+// weights of that. Of a code that has but `unpack_steps` of a unit, each call loads what it unpacks.
+#ifndef LOADS_ROUNDS
+struct Round {
+  u32 unit, thread;
+};
+struct Reader {
+  u32 thread;
+  __device__ __forceinline__ Round load(u32 unit) const { return {unit, thread}; }
+};
+__device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], const Round& round, u32 first_step) {
+  unpack_steps(words, round.unit, round.thread, first_step);
+}
+#endif
+
 // A group's rounds of a tile: while tensor cores multiply some steps, threads unpack the next. Afterwards the sums are
 // there and the stages free. Each warp says that it has read a stage. `await` waits until a round has come. Where all
 // steps of a round are unpacked together (CALLS == 1), a group's rounds are an even number.
@@ -45,23 +64,28 @@ template <class Await>
 __device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u32 ring, u32 empty, Place& place,
                                               int rounds, u32 group, u32 thread, Await await) {
   Weights some, others;
+  Round unpacked[UNITS];
   u32 before = 0, own_unit = SHARED ? 0 : group * UNITS;
-  u32 own = TOKEN_BYTES + own_unit * UNIT_BYTES;
+  const Reader reader{thread};
+  u32 first_unit = kept(ring + TOKEN_BYTES + own_unit * UNIT_BYTES), first_matrix = ring / 16;
+  bool speaks = thread % 32 == 0;
   auto release = [&](u32 stage) {
-    if (thread % 32 == 0) arrive(empty + stage * 8);
+    if (speaks) arrive(empty + stage * 8);
   };
-  auto multiply_steps = [&](Weights& weights, u32 first_step, bool keep) {
-    u32 tokens = ring + place.stage * STAGE_BYTES;
-    u64 columns = matrix_at(tokens + first_step / 4 * SLICE_BYTES) + first_step % 4 * 2;
 #pragma unroll
-    for (u32 unit = 0; unit < UNITS; unit++) {
-      unpack_steps(weights.words[unit], tokens + own + unit * UNIT_BYTES, thread, first_step);
-    }
+  for (u32 unit = 0; unit < UNITS; unit++) {
+#pragma unroll
+    for (u32 i = 0; i < ROWS / 2; i++) sums[unit][i] = 0;
+  }
+  auto multiply_steps = [&](Weights& weights, u32 tokens, u32 first_step) {
+#pragma unroll
+    for (u32 unit = 0; unit < UNITS; unit++) unpack_steps(weights.words[unit], unpacked[unit], first_step);
     begin_products();
 #pragma unroll
-    for (u32 unit = 0; unit < UNITS; unit++) {
+    for (u32 k = first_step; k < first_step + STEPS; k++) {
+      u64 columns = matrix_beside(tokens, k / 4 * SLICE_BYTES + k % 4 * 32);
 #pragma unroll
-      for (u32 k = 0; k < STEPS; k++) multiply(sums[unit], weights.words[unit][k], columns + k * 2, keep || k > 0);
+      for (u32 unit = 0; unit < UNITS; unit++) multiply(sums[unit], weights.words[unit][k - first_step], columns, true);
     }
     end_products();
     wait_for_products<1>();
@@ -69,11 +93,15 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u3
   int j = SHARED ? group : 0;
   auto round = [&](Weights& first, Weights& second) {
     await(place, j);
-    bool begun = j >= TURNS;
-    multiply_steps(first, 0, begun);
-    if (begun) release(before);
+    u32 tokens = same_in_warp(first_matrix + place.stage * (STAGE_BYTES / 16));
 #pragma unroll
-    for (u32 i = 1; i < CALLS; i++) multiply_steps(i % 2 ? second : first, i * STEPS, true);
+    for (u32 unit = 0; unit < UNITS; unit++) {
+      unpacked[unit] = reader.load(first_unit + place.stage * STAGE_BYTES + unit * UNIT_BYTES);
+    }
+    multiply_steps(first, tokens, 0);
+    if (j >= TURNS) release(before);
+#pragma unroll
+    for (u32 i = 1; i < CALLS; i++) multiply_steps(i % 2 ? second : first, tokens, i * STEPS);
     before = place.stage;
     place.advance(TURNS);
     j += TURNS;

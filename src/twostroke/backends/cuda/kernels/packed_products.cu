@@ -90,7 +90,7 @@ struct Producer {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), AT_ONCE)
     product(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const char* weights,
             const float* factors, char* out, int num_rows, int outputs, int units, int depth_rounds, int rounds,
             int out_tiles, int tiles) {

@@ -76,12 +76,13 @@ def packed_product(
     assert weight.is_gated == (gated is not None) and (tile.splits == 1) == (out.dim() == 2)
     out_tiles = -(-weight.units // tile.tile_units)
     tiles = out_tiles * tile.splits
-    assert not tile.shared or tiles <= num_sms
+    programs = min(tiles, num_sms * tile.at_once)
+    assert not tile.shared or tiles == programs
     x_map = tensor_map(x, rows_to_read(x, tile.rows), tile.rows, DEPTH)
     w_map = x_map if weight.factors is None or weight.data.dim() != 2 else weights_map(weight)
     numbers = (num_rows, outputs, weight.units, weight.rounds, rounds, out_tiles, tiles)
     kernel = product_kernel(tile, gated, is_float32)
-    _launch(kernel, min(tiles, num_sms), tile, (x_map, w_map), (weight.data, weight.factors, out), numbers)
+    _launch(kernel, programs, tile, (x_map, w_map), (weight.data, weight.factors, out), numbers)
 
 
 def weights_map(weight: CodedMatrix) -> TensorMap:

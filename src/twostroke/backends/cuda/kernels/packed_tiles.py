@@ -10,8 +10,12 @@ from typing import Final
 from twostroke.backends.cuda.kernels.packed_format import TWELVE, Code, can_pack, units_of
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card, Product, Settings, busy_share, declines
 
-PACKED_SHARED_BYTES: Final = 225 * 1024
-"""What a program on a Hopper chip may have, less room for barriers."""
+SHARED_BYTES: Final = 228 * 1024
+"""What programs on a multiprocessor of Hopper share."""
+OWN_BYTES: Final = 3 * 1024
+"""Of that, what each takes for itself, with room for barriers."""
+PACKED_SHARED_BYTES: Final = SHARED_BYTES - OWN_BYTES
+"""What a program may have that is alone there."""
 ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
 LEAST_STAGES: Final = 3
@@ -22,6 +26,8 @@ WHOLE_ROUND_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
 MANY_SUMS: Final = 320
+MOST_ROWS_OF_TWO: Final = 32
+"""Of two programs at once, of two groups with a unit each: they have half the registers."""
 MOST_SUMS: Final = {2: 384, 3: 192, 4: 128}
 """Rows times a group's units whose sums leave registers for half a round; and by groups, for anything at all."""
 
@@ -38,6 +44,8 @@ class PackedTile:
     shared: bool = False
     """Groups have the same units and take turns in their rounds, where there are too few units for all programs."""
     code: Code = TWELVE
+    at_once: int = 1
+    """Programs that a multiprocessor runs beside each other: while one waits or begins, another multiplies."""
 
     @property
     def sums(self) -> int:
@@ -63,10 +71,14 @@ class PackedTile:
         return -(-own // ALIGNMENT) * ALIGNMENT
 
     @property
+    def most_shared_bytes(self) -> int:
+        return SHARED_BYTES // self.at_once - OWN_BYTES
+
+    @property
     def held_stages(self) -> int:
         """Of groups that take turns each has stages of its own: a barrier tells a lap from the one before it, and no
         more, so whoever waits there must have met it in every lap."""
-        stages = min(self.stages, (PACKED_SHARED_BYTES - ALIGNMENT) // self.stage_bytes)
+        stages = min(self.stages, (self.most_shared_bytes - ALIGNMENT) // self.stage_bytes)
         return stages - stages % self.groups if self.shared else stages
 
     @property
@@ -86,6 +98,7 @@ class PackedTile:
             "SHARED": int(self.shared),
             "STAGES": self.held_stages,
             "STEPS": self.steps,
+            "AT_ONCE": self.at_once,
             **self.code.constants(),
         }
 
@@ -99,9 +112,12 @@ class PackedTile:
             return "it does not fit on a multiprocessor"
         if self.code.rounds(product.width) % (self.splits * self.rounds_at_once):
             return "its rounds are uneven"
+        fits_twice = (self.at_once, self.groups, self.units) == (2, 2, 1) and self.rows <= MOST_ROWS_OF_TWO
+        if self.at_once != 1 and not fits_twice:
+            return "two programs at once are of two groups with a unit each, of few rows"
         if self.splits > 1 and (not product.adds_parts or self.splits * rows > MAX_PART_ROWS):
             return "nobody adds up its parts, or they are too many"
-        if self.shared and (product.is_gated or self.programs(product) > num_sms):
+        if self.shared and (product.is_gated or self.programs(product) > num_sms * self.at_once):
             return "groups that take turns have one tile each, and no gate"
         # Groups that take turns add their sums up in the ring.
         if self.shared and self.groups * self.units * self.rows // 8 * 128 * 16 > self.held_stages * self.stage_bytes:
@@ -135,15 +151,16 @@ class PackedProducts:
         """Those that keep most multiprocessors busy."""
         found = []
         for settings, tile in self._accepted(product, rows, card):
-            programs = tile.programs(product)
-            is_worth_it = busy_share(programs, card.num_sms) >= 0.6 and (tile.splits == 1 or programs <= card.num_sms)
+            programs, room = tile.programs(product), card.num_sms * tile.at_once
+            is_worth_it = busy_share(programs, room) >= 0.6 and (tile.splits == 1 or programs <= room)
             found += [settings] if is_worth_it else []
         return found
 
     def _accepted(self, product: Product, rows: int, card: Card) -> list[tuple[Settings, PackedTile]]:
         found = []
-        for groups, units, splits, shared in all_of((2, 4), (1, 2), (1, 2, 4, 8), (False, True)):
-            settings = {"groups": groups, "units": units, "splits": splits, "shared": shared}
+        cuts = all_of((2, 4), (1, 2), (1, 2, 4, 8), (False, True), (1, 2))
+        for groups, units, splits, shared, at_once in cuts:
+            settings = {"groups": groups, "units": units, "splits": splits, "shared": shared, "at_once": at_once}
             tile = self.tile(product, rows, card, settings)
             found += [(settings, tile)] if isinstance(tile, PackedTile) else []
         return found
@@ -157,7 +174,7 @@ class PackedProducts:
             share = busy_share(tile.programs(product), card.num_sms)
             return round(share, 1), -tile.splits, -tile.groups, -tile.units
 
-        tiles = [tile for _, tile in self._accepted(product, rows, card)]
+        tiles = [tile for _, tile in self._accepted(product, rows, card) if tile.at_once == 1]
         return max(tiles, key=merit) if tiles else "no tile of it fits"
 
     def _cut(self, rows: int, settings: Settings) -> PackedTile:
