@@ -165,7 +165,7 @@ def compile_stored(
             f"{form.name} {name}", kernel, {"num_warps": few.num_warps}, types, OUTPUTS=few.outputs, DEPTH=few.depth,
             **sizes | constants,
         )  # fmt: skip
-    for gated, pairs in ((True, 64), (False, 64), (True, 8192), (False, 8192)):
+    for gated, pairs in ((True, 64), (False, 64), (True, 3072), (True, 8192), (False, 8192)):
         outputs, inputs = (intermediate, hidden) if gated else (hidden, intermediate)
         product = Product("gated" if gated else "join", outputs, inputs, has_bias=others is not None, experts=128)
         tile = StoredGroupedExperts(form).tile(product, pairs, Card("NVIDIA H200", 132, has_hopper_kernels=True), {})

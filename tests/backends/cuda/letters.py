@@ -39,3 +39,11 @@ def held(name: str, grammar: GrammarSpec, prompt: Sequence[int], **sampling: obj
 def written(token_ids: Sequence[int]) -> str:
     """The text of an answer, its end left out."""
     return bytes(token_id for token_id in token_ids if token_id != EOS).decode()
+
+
+def follows_schema(text: str) -> bool:
+    """Whether JSON is as SCHEMA says, in its own words: a machine with a card need not have jsonschema."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.keys() != {"a", "b"}:
+        return False
+    return isinstance(found["a"], bool) and found["b"] in ("x", "yy")

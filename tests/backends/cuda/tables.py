@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -55,3 +56,10 @@ def fused_up_to(rows: int | None, device: str, dtype: torch.dtype) -> Choices | 
         return None
     lines = (TableLine(1, rows, "gemv", FMA),) if rows else ()
     return Choices(table_of({"plain": lines}), card_of(torch.device(device), dtype))
+
+
+def by_library(device: str, dtype: torch.dtype, *, in_float8: bool) -> Choices:
+    """Dense products by the library. `in_float8`: whether rows are brought to float8 to meet weights in float8,
+    whatever the device would do; a host does the same in float32."""
+    card = replace(card_of(torch.device(device), dtype), has_float8=in_float8)
+    return Choices(table_of({"plain": ()}), card)

@@ -19,6 +19,7 @@ from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.drafting import NO_DRAFT, NOT_FINITE, NOTHING
 from twostroke.backends.cuda.kernels import sampling_state as state
 from twostroke.backends.cuda.kernels.drafts import Lines, accept_drafts, begin_drafts
+from twostroke.backends.cuda.verify import VerifyPath
 from twostroke.core.request import Request
 from twostroke.core.sequence import Sequence as Stream
 from twostroke.core.step import Drafts, Step, StepResult
@@ -248,27 +249,31 @@ def test_the_host_drafts_one_step_late(one_layer: Checkpoint, device: str) -> No
     assert len(steps) < 28, f"{len(steps)} steps for 32 tokens of each"
 
 
-def test_what_is_not_finite_behind_a_draft_ends_the_answer_there(one_layer: Checkpoint, device: str) -> None:
-    """With the tokens before it told."""
-    backend = SIZES.on_device(one_layer, device)
-    settle = backend._verifies._settle
-
-    def broken(bucket: int, width: int) -> None:
-        backend._verifies._draws.view(-1)[: bucket * width].view(bucket, width)[:, -1] = NOT_FINITE
-        settle(bucket, width)
-
-    backend._verifies._settle = broken
-    plain_engine = SIZES.engine(one_layer, SIZES.on_device(one_layer, device))
+def test_what_is_not_finite_behind_a_draft_ends_the_answer_there(
+    one_layer: Checkpoint, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the tokens before it told. Every pass is broken before there is a backend: a card replays the passes that
+    were captured as it was made."""
     requests = [request("r0", [5, 9, 8], max_tokens=20)]
+    plain_engine = SIZES.engine(one_layer, SIZES.on_device(one_layer, device))
     plain = play(plain_engine, requests)
+    plain_engine.close()
+    settle = VerifyPath._settle
+
+    def broken(path: VerifyPath, bucket: int, width: int) -> None:
+        path._draws[: bucket * width].view(bucket, width)[:, -1].fill_(NOT_FINITE)
+        settle(path, bucket, width)
+
+    monkeypatch.setattr(VerifyPath, "_settle", broken)
 
     class Right(Drafting):
         def drafts(self, stream: Stream, most: int) -> Drafts | None:
             answer = plain.tokens["r0"][len(stream.tokens) - 3 :]
             return Drafts(2, tuple(answer[:15]), len(stream.tokens)) if len(answer) > 2 and most > 1 else None
 
-    engine, _ = engine_with(SIZES, one_layer, backend, Right())
+    engine, _ = engine_with(SIZES, one_layer, SIZES.on_device(one_layer, device), Right())
     broken_answer = play(engine, requests)
+    engine.close()
     count = len(broken_answer.tokens["r0"])
     assert 0 < count < 20 and broken_answer.tokens["r0"] == plain.tokens["r0"][:count]
     assert broken_answer.ends["r0"] == ("error", "the model produced logits that are not finite")

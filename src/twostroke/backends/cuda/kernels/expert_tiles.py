@@ -180,13 +180,24 @@ class StoredGroupedExperts(GroupedExperts):
     """The same of weights in few bits, which are brought to floats on their way to the matrix instruction."""
 
     def __init__(self, form: RowForm) -> None:
-        self.name, self.form = f"{form.name}_grouped_experts", form.name
+        self.name, self.form, self._form = f"{form.name}_grouped_experts", form.name, form
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> GroupedTile | str:
         tile = super().tile(product, rows, card, settings)
         if isinstance(tile, str) or settings:
             return tile
-        return replace(tile, rows=min(tile.rows, 64), outputs=min(tile.outputs, 64), depth=64, bulk=False)
+        tile = replace(tile, rows=min(tile.rows, 64), outputs=min(tile.outputs, 64), depth=64, bulk=False)
+        return self._without_spills(tile) if tile.weights_first else tile
+
+    def _without_spills(self, tile: GroupedTile) -> GroupedTile:
+        """Of weights with offsets, which are made in registers and multiplied out of them: they need the most. Of 64
+        outputs a second four warps would make all weights again. Where a block of inputs shares one zero of four bits,
+        only half a block fits."""
+        form = self._form
+        if form.offset == "none":
+            return tile
+        has_one_zero = form.bits == 4 and form.offset == "zero" and form.group not in range(1, DEPTH)
+        return replace(tile, num_warps=4, depth=DEPTH // 2 if has_one_zero else DEPTH)
 
 
 class HopperExperts:
