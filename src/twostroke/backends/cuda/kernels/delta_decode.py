@@ -85,7 +85,7 @@ def _delta_step(
     key_at = SHAPE.keys_at + query_at
     value = tl.arange(0, PARTS * COLUMNS)
     in_row, value_at = value < SHAPE.value_dim, SHAPE.values_at + head * SHAPE.value_dim + value
-    cell = STATE.conv_values + (head * SHAPE.key_dim + key[:, None]) * SHAPE.value_dim + column[None, :]
+    cell = key[:, None] * SHAPE.value_dim + column[None, :]
     query_taps = load_taps(vectors.conv, query_at, in_key, TAPS)
     key_taps = load_taps(vectors.conv, key_at, in_key, TAPS)
     value_taps = load_taps(vectors.conv, value_at, in_row, TAPS)
@@ -96,15 +96,16 @@ def _delta_step(
     first, place = tl.load(item + item_words.FIRST), tl.load(item + item_words.POSITION)
     ring = states + tl.load(item + item_words.SOURCE).to(tl.int64) * STATE.values
     row = x + first.to(tl.int64) * x_stride
+    block = ring + STATE.conv_values + head * SHAPE.key_dim * SHAPE.value_dim
 
-    queries = load_inputs(row, ring, place, query_at, in_key, WIDTH, TAPS, RING)
-    keys = load_inputs(row, ring, place, key_at, in_key, WIDTH, TAPS, RING)
-    values = load_inputs(row, ring, place, value_at, in_row, WIDTH, TAPS, RING)
     parts = ()
     for part in tl.static_range(AHEAD):
         held = in_key[:, None] & (column + part * COLUMNS < SHAPE.value_dim)[None, :] & (place > 0)
-        parts = parts + (tl.load(ring + cell + part * COLUMNS, mask=held, other=0.0),)
+        parts = parts + (tl.load(block + part * COLUMNS + cell, mask=held, other=0.0),)
     tl.debug_barrier()  # else the compiler has the matrix wait for the convolution
+    values = load_inputs(row, ring, place, value_at, in_row, WIDTH, TAPS, RING)
+    queries = load_inputs(row, ring, place, query_at, in_key, WIDTH, TAPS, RING)
+    keys = load_inputs(row, ring, place, key_at, in_key, WIDTH, TAPS, RING)
     beta, left = _gate_inputs(row, vectors, head, SHAPE)
     # Programs that share keys write the same; what is read of the ring is in other entries.
     write_entry(ring, place, queries[0], query_at, in_key, WIDTH, RING)
@@ -124,14 +125,14 @@ def _delta_step(
         matrix = parts[part]
         if part + AHEAD < PARTS:
             later = held & (column + (part + AHEAD) * COLUMNS < SHAPE.value_dim)[None, :] & (place > 0)
-            loaded = tl.load(ring + cell + (part + AHEAD) * COLUMNS, mask=later, other=0.0)
+            loaded = tl.load(block + (part + AHEAD) * COLUMNS + cell, mask=later, other=0.0)
             parts = parts + (loaded,)
         gate = tl.load(row + SHAPE.gates_at + at, mask=in_value, other=0.0)
         # The query meets the state before, and what is written: nothing waits for the state behind.
         known = left * tl.sum(k[:, None] * matrix, 0)
         seen = left * tl.sum(q[:, None] * matrix, 0)
         written = beta * (tl.gather(v, column + part * COLUMNS, 0) - known)
-        tl.store(ring + cell + part * COLUMNS, left * matrix + k[:, None] * written[None, :], mask=held)
+        tl.store(block + part * COLUMNS + cell, left * matrix + k[:, None] * written[None, :], mask=held)
         found = seen + meeting * written
         squares += found * found
         answers, gates = answers + (found,), gates + (gate,)

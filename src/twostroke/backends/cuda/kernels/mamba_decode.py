@@ -73,7 +73,7 @@ def _scan_step(
     x_at = head * SHAPE.head_dim + number
     into_at = SHAPE.into_at + (head // SHAPE.group_heads) * SHAPE.state_size + column
     along_at = into_at + SHAPE.group_width
-    cell = STATE.conv_values + (head * SHAPE.head_dim + line[:, None]) * SHAPE.state_size + column[None, :]
+    cell = line[:, None] * SHAPE.state_size + column[None, :]
     x_taps = load_taps(vectors.conv, x_at, in_head, TAPS)
     into_taps = load_taps(vectors.conv, into_at, in_state, TAPS)
     along_taps = load_taps(vectors.conv, along_at, in_state, TAPS)
@@ -84,15 +84,16 @@ def _scan_step(
     first, place = tl.load(item + item_words.FIRST), tl.load(item + item_words.POSITION)
     ring = states + tl.load(item + item_words.SOURCE).to(tl.int64) * STATE.values
     row = x + first.to(tl.int64) * x_stride
+    block = ring + STATE.conv_values + head * SHAPE.head_dim * SHAPE.state_size
 
-    numbers = load_inputs(row, ring, place, x_at, in_head, WIDTH, TAPS, RING)
-    intos = load_inputs(row, ring, place, into_at, in_state, WIDTH, TAPS, RING)
-    alongs = load_inputs(row, ring, place, along_at, in_state, WIDTH, TAPS, RING)
     parts = ()
     for part in tl.static_range(AHEAD):
         held = (line + part * ROWS < SHAPE.head_dim)[:, None] & in_state[None, :] & (place > 0)
-        parts = parts + (tl.load(ring + cell + part * ROWS * SHAPE.state_size, mask=held, other=0.0),)
-    tl.debug_barrier()  # else the compiler has the matrix wait for the convolution
+        parts = parts + (tl.load(block + part * ROWS * SHAPE.state_size + cell, mask=held, other=0.0),)
+    tl.debug_barrier()  # as in `_delta_step`
+    numbers = load_inputs(row, ring, place, x_at, in_head, WIDTH, TAPS, RING)
+    intos = load_inputs(row, ring, place, into_at, in_state, WIDTH, TAPS, RING)
+    alongs = load_inputs(row, ring, place, along_at, in_state, WIDTH, TAPS, RING)
     length = step_length(tl.load(row + SHAPE.lengths_at + head).to(tl.float32), vectors.dt_bias, head, SHAPE)
     left, skip = tl.exp(tl.load(vectors.decay + head) * length), tl.load(vectors.skip + head)
     # Heads of a group write the same; what is read of the ring is in other entries.
@@ -110,11 +111,11 @@ def _scan_step(
         matrix = parts[part]
         if part + AHEAD < PARTS:
             later = held & (line + (part + AHEAD) * ROWS < SHAPE.head_dim)[:, None] & (place > 0)
-            loaded = tl.load(ring + cell + (part + AHEAD) * ROWS * SHAPE.state_size, mask=later, other=0.0)
+            loaded = tl.load(block + (part + AHEAD) * ROWS * SHAPE.state_size + cell, mask=later, other=0.0)
             parts = parts + (loaded,)
         number = tl.gather(own, line + part * ROWS, 0)
         behind = left * matrix + (number * length)[:, None] * into[None, :]
-        tl.store(ring + cell + part * ROWS * SHAPE.state_size, behind, mask=held)
+        tl.store(block + part * ROWS * SHAPE.state_size + cell, behind, mask=held)
         # What is read along meets the state before, and what is written.
         found = left * tl.sum(matrix * along[None, :], 1) + (length * meeting + skip) * number
         answer = out + first.to(tl.int64) * out_stride + head * SHAPE.head_dim + part * ROWS + line
