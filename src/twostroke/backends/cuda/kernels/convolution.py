@@ -55,9 +55,15 @@ def write_entry(ring, position, value, column, mask, WIDTH: tl.constexpr, RING: 
 
 
 @triton.jit
+def none_yet():
+    """A tuple that loops add to."""
+    return ()
+
+
+@triton.jit
 def load_taps(weight, column, mask, TAPS: tl.constexpr):
     """The factors of channels, the token's own first."""
-    taps = ()
+    taps = none_yet()
     for back in tl.static_range(TAPS):
         factors = tl.load(weight + column * TAPS + (TAPS - 1 - back), mask=mask, other=0.0)
         taps = taps + (factors,)
@@ -67,7 +73,7 @@ def load_taps(weight, column, mask, TAPS: tl.constexpr):
 @triton.jit
 def load_inputs(row, ring, position, column, mask, WIDTH: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr):
     """Of a token that comes alone, its own input and those before it, the last first  # float32 [columns] each"""
-    inputs = (tl.load(row + column, mask=mask, other=0.0).to(tl.float32),)
+    inputs = none_yet() + (tl.load(row + column, mask=mask, other=0.0).to(tl.float32),)
     for back in tl.static_range(1, TAPS):
         entry = ring + ((position - back) & (RING - 1)) * WIDTH
         inputs = inputs + (tl.load(entry + column, mask=mask & (back <= position), other=0.0),)

@@ -18,6 +18,7 @@ from twostroke.backends.cuda.kernels.convolution import (
     load_inputs,
     load_ring,
     load_taps,
+    none_yet,
     put_in,
     write_entry,
 )
@@ -98,7 +99,7 @@ def _delta_step(
     row = x + first.to(tl.int64) * x_stride
     block = ring + STATE.conv_values + head * SHAPE.key_dim * SHAPE.value_dim
 
-    parts = ()
+    parts = none_yet()
     for part in tl.static_range(AHEAD):
         held = in_key[:, None] & (column + part * COLUMNS < SHAPE.value_dim)[None, :] & (place > 0)
         parts = parts + (tl.load(block + part * COLUMNS + cell, mask=held, other=0.0),)
@@ -118,7 +119,7 @@ def _delta_step(
     k *= tl.rsqrt(tl.sum(k * k, 0) + LENGTH_EPS)
     meeting = tl.sum(q * k, 0)
 
-    answers, gates, squares = (), (), tl.zeros([COLUMNS], tl.float32)
+    answers, gates, squares = none_yet(), none_yet(), tl.zeros([COLUMNS], tl.float32)
     for part in tl.static_range(PARTS):
         in_value, at = column + part * COLUMNS < SHAPE.value_dim, head * SHAPE.value_dim + part * COLUMNS + column
         held = in_key[:, None] & in_value[None, :]

@@ -17,6 +17,7 @@ from twostroke.backends.cuda.kernels.convolution import (
     load_inputs,
     load_ring,
     load_taps,
+    none_yet,
     put_in,
     write_entry,
 )
@@ -86,7 +87,7 @@ def _scan_step(
     row = x + first.to(tl.int64) * x_stride
     block = ring + STATE.conv_values + head * SHAPE.head_dim * SHAPE.state_size
 
-    parts = ()
+    parts = none_yet()
     for part in tl.static_range(AHEAD):
         held = (line + part * ROWS < SHAPE.head_dim)[:, None] & in_state[None, :] & (place > 0)
         parts = parts + (tl.load(block + part * ROWS * SHAPE.state_size + cell, mask=held, other=0.0),)
