@@ -17,6 +17,7 @@ from twostroke.backends.cuda.kernels import (
     mamba_prefill,
     state_items,
 )
+from twostroke.backends.cuda.kernels.delta_decode import StepTile
 from twostroke.backends.cuda.kernels.state_items import TILE, TILE_WORDS, Lengths
 from twostroke.backends.cuda.kernels.state_math import DeltaShape, MambaShape
 from twostroke.backends.cuda.state_shape import StateShape, first_width, mixed_width
@@ -27,8 +28,8 @@ QWEN = GatedDeltaNet(16, 32, 128, 128, 4)
 """Qwen3-Next's; Qwen3.5's have as wide heads."""
 GRANITE = Mamba2(128, 64, 128, 1, 4)
 """Granite 4.0 H Small's."""
-KINDS = {"decode": (True, True), "verify": (True, False), "replay": (False, True)}
-"""Whether tokens are answered, and whether states are written."""
+DRAFTS: dict[str, dict[str, Any]] = {"verify": {}, "replay": {"out": None}}
+OTHER_TILES = (StepTile(32, 1, 4), StepTile(16, 4, 4))
 TYPES = {
     **dict.fromkeys(("items", "tiles", "rows", "positions", "segments", "counts", "saves", "pairs", "count"), "*i32"),
     **dict.fromkeys(("states", "weight", "bias"), "*fp32"),
@@ -78,10 +79,14 @@ def compile_delta(name: str, net: GatedDeltaNet) -> None:
     compile_convolution(name, net, gated=False)
     shape = DeltaShape(net.num_key_heads, net.num_value_heads, net.key_dim, net.value_dim, tiled=net.tiled)
     own = {"SHAPE": shape, "x_stride": x_stride}
-    for kind, (answers, writes) in KINDS.items():
-        out = {"out_stride": width} if answers else {"out_stride": 0, "out": None}
-        sizes = {"STATE": state, "KEYS": 128, "COLUMNS": 128, "ANSWERS": answers, "WRITES": writes}
-        compiled(f"{kind} {name}", delta_decode._delta_step, 8, **sizes, **out, **own)
+    for part, ahead, warps in (delta_decode.STEP, *OTHER_TILES):
+        walk = {"KEYS": 128, "PARTS": net.value_dim // part, "COLUMNS": part, "AHEAD": ahead, "out_stride": width}
+        compiled(f"decode {part} x {ahead} {name}", delta_decode._delta_step, warps, STATE=state, **walk, **own)
+    columns = delta_decode.DRAFTED_COLUMNS
+    for kind, out in DRAFTS.items():
+        sizes = {"STATE": state, "KEYS": 128, "COLUMNS": columns, "out_stride": width}
+        warps = delta_decode.draft_warps(128 * columns)
+        compiled(f"{kind} {name}", delta_decode._delta_drafts, warps, **sizes, **out, **own)
     tile = {"KEYS": 128, "TILE": TILE, "PRECISION": "tf32", "mixed_stride": net.conv_width, **own}
     compiled(f"meet {name}", delta_prefill._meet, 4, FIELDS=TILE_WORDS, **tile)
     columns = delta_prefill.WALKED_COLUMNS
@@ -98,13 +103,17 @@ def compile_mamba(name: str, mixer: Mamba2) -> None:
     compile_convolution(name, mixer, gated=False)
     sizes = (mixer.num_heads, mixer.head_dim, mixer.state_size, mixer.num_groups)
     shape = MambaShape(*sizes, mixer.shortest_step, mixer.longest_step)
-    own = {"SHAPE": shape, "STATE": state, "ROWS": 64, "COLUMNS": 128, "x_stride": x_stride}
-    for kind, (answers, writes) in KINDS.items():
-        out = {"out_stride": width} if answers else {"out_stride": 0, "out": None}
-        compiled(f"{kind} {name}", mamba_decode._scan_step, 4, ANSWERS=answers, WRITES=writes, **out, **own)
+    own = {"SHAPE": shape, "STATE": state, "COLUMNS": 128, "x_stride": x_stride}
+    for part, ahead, warps in (mamba_decode.STEP, *OTHER_TILES):
+        walk = {"PARTS": mixer.head_dim // part, "ROWS": part, "AHEAD": ahead, "out_stride": width}
+        compiled(f"decode {part} x {ahead} {name}", mamba_decode._scan_step, warps, **walk, **own)
+    rows = mamba_decode.DRAFTED_ROWS
+    for kind, out in DRAFTS.items():
+        warps = delta_decode.draft_warps(rows * 128)
+        compiled(f"{kind} {name}", mamba_decode._scan_drafts, warps, ROWS=rows, out_stride=width, **out, **own)
     compiled(
         f"walk {name}", mamba_prefill._scan_tiles, 8, 2, mixed_stride=mixer.conv_width, found_stride=width, TILE=TILE,
-        PRECISION="tf32", **own,
+        ROWS=64, PRECISION="tf32", **own,
     )  # fmt: skip
     strides = {"x_stride": width, "gates_stride": x_stride, "out_stride": width}
     compiled(

@@ -39,11 +39,12 @@ def test_layers_that_keep_states(tmp_path: Path) -> None:
     """Prompts by tensor cores, with tiles on their way before they are needed; states read and written in wide pieces
     by decodes and copies."""
     kernels = compiled_by("compile_states.py", tmp_path)
-    assert len(kernels) == 25
+    assert len(kernels) == 29
     for name, found in kernels.items():
         assert found["waits_for_the_kernel_before"] == (name not in ("copy", "save")), name
         assert (found["matrix_instructions"] > 0) == name.startswith(("meet", "walk")), name
         assert (found["asynchronous_copies"] > 0) == name.startswith("walk"), name
         if name.startswith(("decode", "verify", "replay")) and "items" not in name:
-            assert found["wide_loads"] >= 16, f"{name} reads its state in small pieces"
+            wide = 16 if name.startswith("decode") else 4
+            assert found["wide_loads"] >= wide, f"{name} reads its state in small pieces"
     assert kernels["copy"]["wide_loads"] > 0 and kernels["save"]["wide_loads"] > 0

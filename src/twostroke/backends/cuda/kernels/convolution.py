@@ -55,6 +55,41 @@ def write_entry(ring, position, value, column, mask, WIDTH: tl.constexpr, RING: 
 
 
 @triton.jit
+def none_yet():
+    """A tuple that loops add to."""
+    return ()
+
+
+@triton.jit
+def load_taps(weight, column, mask, TAPS: tl.constexpr):
+    """The factors of channels, the token's own first."""
+    taps = none_yet()
+    for back in tl.static_range(TAPS):
+        factors = tl.load(weight + column * TAPS + (TAPS - 1 - back), mask=mask, other=0.0)
+        taps = taps + (factors,)
+    return taps
+
+
+@triton.jit
+def load_inputs(row, ring, position, column, mask, WIDTH: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr):
+    """Of a token that comes alone, its own input and those before it, the last first  # float32 [columns] each"""
+    inputs = none_yet() + (tl.load(row + column, mask=mask, other=0.0).to(tl.float32),)
+    for back in tl.static_range(1, TAPS):
+        entry = ring + ((position - back) & (RING - 1)) * WIDTH
+        inputs = inputs + (tl.load(entry + column, mask=mask & (back <= position), other=0.0),)
+    return inputs
+
+
+@triton.jit
+def convolve_inputs(inputs, taps, TAPS: tl.constexpr):
+    """A thread has all that a channel needs, so none waits for another  # float32 [columns]"""
+    found = inputs[0] * taps[0]
+    for back in tl.static_range(1, TAPS):
+        found += inputs[back] * taps[back]
+    return found
+
+
+@triton.jit
 def _input(row, column, mask, CHANNELS: tl.constexpr, GATED: tl.constexpr):
     if GATED:  # b, c and x, one behind the other
         gate = tl.load(row + column, mask=mask, other=0.0).to(tl.float32)

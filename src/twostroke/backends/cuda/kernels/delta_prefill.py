@@ -170,18 +170,48 @@ def delta_tiles(
     state: StateShape,
 ) -> None:
     """Of prompt chunks: what queries found, and the matrices behind the chunks."""
-    keys = max(SMALLEST_DOT, next_power_of_2(shape.key_dim))
-    columns = max(SMALLEST_DOT, min(WALKED_COLUMNS, next_power_of_2(shape.value_dim)))
-    precision = dot_precision(mixed.dtype)
+    meet_in_tiles(x, mixed, vectors, items, tiles, solved, scores, shape)
+    walk_over_tiles(x, mixed, vectors, states, items, solved, scores, found, shape, state)
+
+
+def meet_in_tiles(
+    x: torch.Tensor,
+    mixed: torch.Tensor,
+    vectors: DeltaVectors,
+    items: torch.Tensor,
+    tiles: torch.Tensor,
+    solved: torch.Tensor,  # written
+    scores: torch.Tensor,  # written
+    shape: DeltaShape,
+) -> None:
     dependent(_meet, (len(tiles), shape.value_heads), x.device)(
-        x, mixed, vectors, items, tiles, solved, scores, x.stride(0), mixed.stride(0), SHAPE=shape, KEYS=keys,
-        TILE=TILE, FIELDS=TILE_WORDS, PRECISION=precision, num_warps=4,
+        x, mixed, vectors, items, tiles, solved, scores, x.stride(0), mixed.stride(0), SHAPE=shape,
+        KEYS=_key_block(shape), TILE=TILE, FIELDS=TILE_WORDS, PRECISION=dot_precision(mixed.dtype), num_warps=4,
     )  # fmt: skip
+
+
+def walk_over_tiles(
+    x: torch.Tensor,
+    mixed: torch.Tensor,
+    vectors: DeltaVectors,
+    states: torch.Tensor,
+    items: torch.Tensor,
+    solved: torch.Tensor,
+    scores: torch.Tensor,
+    found: torch.Tensor,  # written
+    shape: DeltaShape,
+    state: StateShape,
+) -> None:
+    columns = max(SMALLEST_DOT, min(WALKED_COLUMNS, next_power_of_2(shape.value_dim)))
     dependent(_walk, (len(items), shape.value_heads, cdiv(shape.value_dim, columns)), x.device)(
         x, mixed, vectors, states, items, solved, scores, found, x.stride(0), mixed.stride(0), found.stride(0),
-        SHAPE=shape, STATE=state, KEYS=keys, COLUMNS=columns, TILE=TILE, PRECISION=precision, num_warps=4,
-        num_stages=walk_stages(x.device),
+        SHAPE=shape, STATE=state, KEYS=_key_block(shape), COLUMNS=columns, TILE=TILE,
+        PRECISION=dot_precision(mixed.dtype), num_warps=4, num_stages=walk_stages(x.device),
     )  # fmt: skip
+
+
+def _key_block(shape: DeltaShape) -> int:
+    return max(SMALLEST_DOT, next_power_of_2(shape.key_dim))
 
 
 def walk_stages(device: torch.device) -> int:
