@@ -178,3 +178,14 @@ def with_sampling(requests: Sequence[Request], *changes: Mapping[str, object]) -
         replace(asked, sampling=replace(asked.sampling, **change))  # type: ignore[arg-type]
         for asked, change in zip(requests, changes, strict=True)
     ]
+
+
+def first_tokens_apart(found: Answers, expected: Answers) -> float:
+    """How far log-probabilities of the likeliest first tokens are apart at most, over all answers."""
+    apart = []
+    for name, own in found.logprobs.items():
+        theirs = dict(expected.logprobs[name][0].top)
+        both = [(token, logprob) for token, logprob in own[0].top if token in theirs]
+        assert 2 * len(both) > len(theirs), f"{name} has other likeliest tokens"
+        apart += [abs(logprob - theirs[token]) for token, logprob in both]
+    return max(apart)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.backends.cuda.engines import Sizes, mixed_requests, play
+from tests.backends.cuda.engines import Sizes, first_tokens_apart, mixed_requests, play
+from tests.backends.cuda.packed_case import needs_hopper
 from tests.backends.cuda.tables import H200, by_library
 from tests.models.tiny_checkpoints import make_tiny
 
@@ -139,3 +140,22 @@ def test_experts_and_what_mixes_in_16_bits_are_held_as_their_kernels_take_them(v
     on_card = held_on(held, checkpoint.spec, H200)
     in_units = {name for name, code in on_card.codes.items() if code != held.codes[name]}
     assert in_units == set(held.experts) and held_on(held, checkpoint.spec, OLDER) == held
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("weights", ["fp8", "int4"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "deepseek_v2", "qwen3_5"])
+def test_on_a_card_models_in_16_bits_are_near_the_reference(variant: str, weights: str, tmp_path: Path) -> None:
+    """By Hopper's kernels: experts in units, beside attention of every kind."""
+    checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
+    sizes, requests = Sizes(), mixed_requests([3, 19, 40], [1] * 3, ignore_eos=True, logprobs=8)
+    seen = brought_back(checkpoint, weights)
+    ours = play(
+        sizes.engine(checkpoint, sizes.on_device(checkpoint, "cuda", torch.bfloat16, weights=weights)), requests
+    )
+    theirs = play(sizes.engine(seen, sizes.on_reference(seen)), requests)
+    plain = play(sizes.engine(checkpoint, sizes.on_reference(checkpoint)), requests)
+    limit = 1.0 if weights == "fp8" and variant != "deepseek_v2" else 0.15  # rows of prompts are rounded, too
+    assert first_tokens_apart(ours, theirs) < limit
+    assert first_tokens_apart(theirs, plain) > 0.0

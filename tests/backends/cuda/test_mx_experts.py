@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.backends.cuda.engines import Sizes, mixed_requests, play
+from tests.backends.cuda.engines import Sizes, first_tokens_apart, mixed_requests, play
+from tests.backends.cuda.packed_case import needs_hopper
 from tests.models.quantised.folders import write_folder
 from tests.models.quantised.test_folders import mx_parts
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda import FACTORY, _reads_few_bits
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile, GroupedTile
 from twostroke.backends.cuda.kernels.moe_decode import Routed, few_tokens_down, few_tokens_gate_up
@@ -21,6 +22,7 @@ from twostroke.backends.cuda.kernels.moe_grouped import grouped_matmul
 from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.row_forms import MX
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, read_bytes
+from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.core.errors import ModelError
 from twostroke.core.formats import STORED, Formats, FormatWish
@@ -126,16 +128,29 @@ def test_experts_are_held_as_stored_where_that_is_asked_for(as_published: Checkp
     assert read_bytes(as_published, "layers.0.experts.0.down", formats) == 64 * 96 * 17 // 32
     assert read_bytes(as_published, "layers.0.q", formats) == 2 * spec.layers[0].grouped.query_width * 64
     default = FACTORY.formats(as_published)
-    assert isinstance(default, Formats) and default.weights == "bf16"
+    assert isinstance(default, Formats) and default.weights == (STORED if _reads_few_bits() else "bf16")
 
 
 def test_a_model_as_stored_says_what_the_reference_does(as_published: Checkpoint, device: str) -> None:
     sizes, requests = Sizes(step_tokens=12, max_rows=4, max_context=32), mixed_requests((3, 19, 1), (4, 3, 3, 2))
     backend = sizes.on_device(as_published, device, weights=STORED)
     matrices = backend._parts.decoder.weights.layers[1].matrices
-    assert [tuple(matrix.forms) for matrix in matrices] == [("plain",), ("plain",), ("mxfp4",), ("mxfp4",)]
+    experts = "mxfp4_units" if card_of(torch.device(device), torch.bfloat16).has_hopper_kernels else "mxfp4"
+    assert [tuple(matrix.forms) for matrix in matrices] == [("plain",), ("plain",), (experts,), (experts,)]
     ours = play(sizes.engine(as_published, backend), requests)
     assert ours == play(sizes.engine(as_published, sizes.on_reference(as_published)), requests)
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_on_a_card_they_are_read_in_units(as_published: Checkpoint) -> None:
+    """In bfloat16, as published: biases, clamped gates and powers of two."""
+    sizes, requests = Sizes(), mixed_requests([3, 19, 40], [1] * 3, ignore_eos=True, logprobs=8)
+    backend = sizes.on_device(as_published, "cuda", torch.bfloat16, weights=STORED)
+    assert "mxfp4_units" in backend._parts.decoder.weights.layers[0].mlp.gate_up.forms
+    ours = play(sizes.engine(as_published, backend), requests)
+    theirs = play(sizes.engine(as_published, sizes.on_reference(as_published)), requests)
+    assert first_tokens_apart(ours, theirs) < 0.1
 
 
 def test_blocks_of_a_gguf_and_a_scale_that_is_no_number() -> None:

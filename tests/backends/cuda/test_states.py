@@ -18,6 +18,7 @@ from tests.models.tiny_checkpoints import make_tiny
 from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.model_matrices import MLP_KINDS, held_of
 from twostroke.backends.cuda.state_shape import StateShape, mixer_of
 from twostroke.backends.cuda.supported import unsupported_layers
 from twostroke.backends.interface import Backend
@@ -226,8 +227,12 @@ def test_what_its_kernels_do_not_have_is_declined(family: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("weights", ["fp8", "int4"])
-def test_few_bits_are_declined(family: Checkpoint, weights: str) -> None:
-    assert FACTORY.formats(family, FormatWish(weights)) == f"it has no layers that keep states in {weights}"
+def test_mlps_alone_are_held_in_few_bits(family: Checkpoint, weights: str) -> None:
+    formats = FACTORY.formats(family, FormatWish(weights))
+    assert isinstance(formats, Formats)
+    held = held_of(family, formats)
+    kinds = {name.rsplit(".", 1)[1] for name in held.codes}
+    assert {"gate_up", "down"} <= kinds <= set(MLP_KINDS)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from twostroke.backends.cuda.kernels.product_kernels import KERNELS
 from twostroke.backends.cuda.kernels.row_forms import MX, NVFP4, ROW_FORMS, RowForm
 from twostroke.backends.cuda.matrix import empty_low_bit
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, model_matrices
-from twostroke.backends.cuda.stored_codes import ROW_KINDS, experts_code
+from twostroke.backends.cuda.stored_codes import ROW_KINDS, as_units, experts_code
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.weights import Weights
 from twostroke.core.errors import ModelError
@@ -107,6 +107,27 @@ def test_what_is_held_is_what_the_package_says(kind: WeightKind, device: str) ->
         assert torch.equal(form.dequantised()[expert].cpu(), meant)
     bits = 8 * form.num_bytes / form.dequantised().numel()
     assert bits <= 8 * kind.block_bytes / kind.block_values + 0.5, "and in about as many bits as the file has"
+
+
+@pytest.mark.parametrize("kind", [*BLOCK_KINDS, WeightKind.MXFP4], ids=lambda kind: kind.name)
+def test_in_units_they_are_what_they_are_by_rows(kind: WeightKind, device: str) -> None:
+    """Of gates and ups, whose rows take turns there; the last round is not full."""
+    width = 768 if kind.block_values == 256 else 288
+    tensors = [drawn(kind, 16, width, seed) for seed in range(4)]
+    if kind is WeightKind.MXFP4:
+        for tensor in tensors:
+            tensor.data.reshape(-1, 17)[:, 0] = np.random.default_rng(1).integers(100, 140, 16 * width // 32)
+    by_rows, product = experts_code(tensors), Product("gated", 16, width, experts=2)
+    assert not isinstance(by_rows, str) and by_rows.by_rows is not None
+    in_units = as_units(by_rows.by_rows)
+    assert in_units is not None
+    found = []
+    for code in (by_rows, in_units):
+        form = empty_low_bit(product, code, torch.device(device))
+        fill_stored(form, tensors)
+        found.append(form.dequantised().to(torch.bfloat16))
+    assert torch.equal(*found)
+    assert in_units.num_bytes(product.shape) < 1.5 * by_rows.num_bytes(product.shape) + (4 << 16)
 
 
 def test_kinds_that_differ_are_held_in_eight_bits(device: str) -> None:

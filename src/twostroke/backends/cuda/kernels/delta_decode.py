@@ -49,7 +49,7 @@ class StepTile(NamedTuple):
     num_warps: int
 
 
-STEP: Final = StepTile(32, 2, 4)
+STEP: Final = StepTile(64, 1, 4)
 """More programs fit an SM than with whole matrices, and some of them wait for memory at any time."""
 DRAFTED_COLUMNS: Final = 32
 """Of a head's matrix, that a program holds over several tokens."""

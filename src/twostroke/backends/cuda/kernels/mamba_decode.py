@@ -39,7 +39,7 @@ class MambaVectors(NamedTuple):
     skip: torch.Tensor  # [heads]: how much of x is found without the state
 
 
-STEP: Final = StepTile(16, 2, 4)
+STEP: Final = StepTile(8, 4, 4)
 DRAFTED_ROWS: Final = 32
 """Of a head's matrix, that a program holds over several tokens."""
 

@@ -26,6 +26,8 @@ WHOLE_ROUND_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
 MANY_SUMS: Final = 320
+LEAST_SHARE: Final = 0.6
+"""Of multiprocessors that programs keep busy, for a tile to be worth measuring."""
 MOST_ROWS_OF_TWO: Final = 32
 """Of two programs at once, of two groups with a unit each: they have half the registers."""
 MOST_SUMS: Final = {2: 384, 3: 192, 4: 128}
@@ -152,7 +154,7 @@ class PackedProducts:
         found = []
         for settings, tile in self._accepted(product, rows, card):
             programs, room = tile.programs(product), card.num_sms * tile.at_once
-            is_worth_it = busy_share(programs, room) >= 0.6 and (tile.splits == 1 or programs <= room)
+            is_worth_it = busy_share(programs, room) >= LEAST_SHARE and (tile.splits == 1 or programs <= room)
             found += [settings] if is_worth_it else []
         return found
 
@@ -166,16 +168,24 @@ class PackedProducts:
         return found
 
     def _by_rule(self, product: Product, rows: int, card: Card) -> PackedTile | str:
-        """Where no table has a line: what keeps most multiprocessors busy, in as few parts as that takes."""
+        """Where no table has a line: two programs at once where there are enough of them and rows are few; else what
+        keeps most multiprocessors busy, in as few parts as that takes."""
         if rows > self._most_by_rule:
             return f"of more than {self._most_by_rule} rows others are faster"
 
         def merit(tile: PackedTile) -> tuple[float, ...]:
-            share = busy_share(tile.programs(product), card.num_sms)
-            return round(share, 1), -tile.splits, -tile.groups, -tile.units
+            programs = tile.programs(product)
+            share = busy_share(programs, card.num_sms)
+            return round(share, 1), programs <= card.num_sms, -tile.splits, -tile.groups, -tile.units
 
-        tiles = [tile for _, tile in self._accepted(product, rows, card) if tile.at_once == 1]
-        return max(tiles, key=merit) if tiles else "no tile of it fits"
+        def fills_twice(tile: PackedTile) -> bool:
+            return tile.at_once == 2 and LEAST_SHARE <= tile.programs(product) / (2 * card.num_sms) <= 1
+
+        tiles = [tile for _, tile in self._accepted(product, rows, card)]
+        if pairs := [tile for tile in tiles if fills_twice(tile)]:
+            return max(pairs, key=lambda tile: tile.programs(product))
+        alone = [tile for tile in tiles if tile.at_once == 1]
+        return max(alone, key=merit) if alone else "no tile of it fits"
 
     def _cut(self, rows: int, settings: Settings) -> PackedTile:
         return PackedTile(next(size for size in DENSE_ROWS if rows <= size), **settings, code=self._code)
