@@ -1,5 +1,5 @@
-"""A worker is killed while it writes answers: what each client has got by then is the beginning of what one server alone
-would have told it, token by token, and the stream says that it broke. Nobody else notices."""
+"""A worker is killed while it writes answers: what each client has got by then is the beginning of what one server
+alone would have told it, token by token, and the stream says that it broke. Nobody else notices."""
 
 from __future__ import annotations
 
