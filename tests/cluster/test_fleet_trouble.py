@@ -18,6 +18,7 @@ from tests.cluster.fleets import KEY, read, servers, told, write
 from tests.cluster.test_fleet import prompt_of
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_model import make_scripted
+from twostroke.cluster.tickets import SKEW_S
 from twostroke.kv.tiers.peers import LEASE_S
 
 pytestmark = pytest.mark.fleet
@@ -48,17 +49,18 @@ def serves_still(reader: RunningServer, writer: RunningServer, alone: RunningSer
 def test_a_writer_that_stood_still_for_longer_than_its_lease_reads_the_prompt(
     alone: RunningServer, tmp_path: Path
 ) -> None:
-    """The reader's blocks are free when the lease is over, whoever stands still; no token is lost for it."""
+    """The reader's blocks are free when the lease is over, whoever stands still; no token is lost for it. What nobody
+    came with in time is refused."""
     with servers(tmp_path, "prefill", "decode", options=("--engine-timeout", "inf")) as (reader, writer):
         serves_still(reader, writer, alone, 20)
         body = prompt_of(21)
-        params = read(reader, PATH, body)
+        params, late = read(reader, PATH, body), read(reader, PATH, prompt_of(23))
         engine, began_s = writer.engine_pid(), time.monotonic()
         os.kill(engine, signal.SIGSTOP)
         try:
             with ThreadPoolExecutor(1) as pool:
                 writing = pool.submit(write, writer, PATH, body, params)
-                reader.wait_until(lambda: reader.metric("twostroke_kv_leases") == 1)
+                reader.wait_until(lambda: reader.metric("twostroke_kv_leases") == 2)
                 reader.wait_until(lambda: reader.metric("twostroke_kv_leases") == 0)
                 freed_s = time.monotonic() - began_s
                 os.kill(engine, signal.SIGCONT)
@@ -69,6 +71,9 @@ def test_a_writer_that_stood_still_for_longer_than_its_lease_reads_the_prompt(
         assert told(answer) == told(alone.post(PATH, body))
         assert answer.json()["timing"]["handoff"]["why_not"]
         serves_still(reader, writer, alone, 22)
+        time.sleep(max(0.0, began_s + LEASE_S + SKEW_S + 1.0 - time.monotonic()))
+        refused = write(writer, PATH, prompt_of(23), late)
+        assert refused.status_code == 400 and "has expired" in refused.text
 
 
 def test_a_full_writer_has_requests_wait_and_refuses_none_for_good(alone: RunningServer, tmp_path: Path) -> None:
