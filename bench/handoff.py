@@ -1,10 +1,15 @@
 """What a handoff costs: a prompt read by one server and answered by another, beside one server that does both.
 
-    python -m bench.handoff [--tokens 1000] [--rounds 9] [--transfer nixl|sockets|both]
+    python -m bench.handoff [--tokens 1000] [--rounds 15] [--transfer nixl|sockets|both]
 
-Each round asks a fresh prompt of all of them, in turns. `handoff`: from the request for the bytes to the last of them.
-`overhead`: both legs' time to first token less that of one server alone; the HTTP calls between are in it, a router is
-not. Servers share this machine's cores."""
+Each round asks a fresh prompt of all of them, in turns; nothing else is asked meanwhile. `handoff`: from the request
+for the bytes to the last of them. `overhead`: both legs' time to first token less that of one server alone, round by
+round; the HTTP calls between are in it, a router is not. `its last tokens`: what that server takes for the same prompt
+with other tokens behind its last whole block, whose KV it has: a writer computes as much, whatever a handoff takes.
+Rounds before the first that counts use all KV of every server once.
+
+Servers share the cores with each other and with whoever else is there. What others do to a wall clock is more than what
+is looked for, unless the machine is quiet: `processor time more` is that of both servers less that of the one alone."""
 
 from __future__ import annotations
 
@@ -13,57 +18,115 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.fleets import read, servers, write
+from tests.cluster.routing import descendants
+from tests.server.running import RunningServer
+
+BLOCK_SIZE = 16
+NUM_WARM = 10
+
+
+@dataclass
+class Round:
+    """In seconds."""
+
+    handoff: float
+    reads: float
+    writes: float
+    alone: float
+    last_tokens: float
+    worked_more: float
+    """Processor time of both servers, less that of one server alone; without that of the threads that fetch."""
+
+    @property
+    def overhead(self) -> float:
+        return self.reads + self.writes - self.alone
+
+    @property
+    def beside_handoff(self) -> float:
+        return self.overhead - self.handoff
 
 
 def prompt_of(drawn: random.Random, num_tokens: int) -> list[int]:
     return [drawn.randrange(1000, 40_000) for _ in range(num_tokens)]
 
 
+def worked_s(server: RunningServer) -> float:
+    """Processor time of the threads that its processes have now: those that fetch end with their fetch (Linux)."""
+    pids = {server.process.pid, *descendants(server.process.pid)}
+    threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return 1e-9 * sum(int(thread.read_text().split()[0]) for thread in threads)
+
+
+def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
+    began_s = time.perf_counter()
+    answer = ask()
+    return time.perf_counter() - began_s, answer
+
+
 def measured(transfer: str, num_tokens: int, rounds: int) -> None:
-    drawn = random.Random(3)
-    handoffs: list[dict[str, Any]] = []
-    legs_s, alone_s, read_s, write_s = [], [], [], []
+    drawn, path = random.Random(3), "/v1/completions"
+    found: list[Round] = []
+    num_kept = (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
     with (
         tempfile.TemporaryDirectory() as folder,
         servers(Path(folder), "prefill", "decode", "alone", transfer=transfer) as (reader, writer, alone),
     ):
-        for place in range(rounds + 1):
-            body = {"model": "smollm2", "prompt": prompt_of(drawn, num_tokens), "max_tokens": 1, "temperature": 0.0}
-            began_s = time.perf_counter()
-            params = read(reader, "/v1/completions", body)
-            middle_s = time.perf_counter()
-            answer = write(writer, "/v1/completions", body, params).json()
-            ended_s = time.perf_counter()
-            own_s = time.perf_counter()
-            alone.post("/v1/completions", body)
-            own_s = time.perf_counter() - own_s
-            if place:  # the first one connects
-                handoffs.append(answer["timing"]["handoff"])
-                legs_s.append(ended_s - began_s)
-                read_s.append(middle_s - began_s)
-                write_s.append(ended_s - middle_s)
-                alone_s.append(own_s)
-    took_s = [one["seconds"] for one in handoffs]
-    size = handoffs[0]["bytes"]
-    middle = statistics.median
-    print(f"{transfer}: prompts of {num_tokens} tokens, medians of {rounds}, KV of {handoffs[0]['tokens']} handed over")
-    rate = f"{size / 1e6:.1f} MB, {size / middle(took_s) / 1e9:.2f} GB/s"
-    print(f"  handoff            {1e3 * middle(took_s):7.1f} ms   {rate}")
-    print(f"  the leg that reads {1e3 * middle(read_s):7.1f} ms")
-    print(f"  the leg that writes{1e3 * middle(write_s):7.1f} ms   (one token; the rest of the prompt is read in it)")
-    print(f"  one server alone   {1e3 * middle(alone_s):7.1f} ms")
-    over_s = [legs - own for legs, own in zip(legs_s, alone_s, strict=True)]
-    print(f"  overhead           {1e3 * middle(over_s):7.1f} ms, of which {1e3 * middle(took_s):.1f} are the handoff")
+        for number in range(NUM_WARM + rounds):
+            prompt = prompt_of(drawn, num_tokens)
+            body = {"model": "smollm2", "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+            other = {**body, "prompt": prompt[:num_kept] + prompt_of(drawn, num_tokens - num_kept)}
+
+            worked = [worked_s(server) for server in (reader, writer, alone)]
+
+            def by_two(body: dict[str, Any] = body) -> tuple[float, float, Any]:
+                reads_s, params = timed(lambda: read(reader, path, body))
+                writes_s, answer = timed(lambda: write(writer, path, body, params))
+                return reads_s, writes_s, answer.json()["timing"]["handoff"]
+
+            if number % 2:
+                alone_s, _ = timed(lambda: alone.post(path, body))  # noqa: B023 - called at once
+                reads_s, writes_s, handoff = by_two()
+            else:
+                reads_s, writes_s, handoff = by_two()
+                alone_s, _ = timed(lambda: alone.post(path, body))  # noqa: B023
+            now = [worked_s(server) for server in (reader, writer, alone)]
+            more = [after_s - before_s for before_s, after_s in zip(worked, now, strict=True)]
+            last_s, _ = timed(lambda: alone.post(path, other))  # noqa: B023
+            if handoff["why_not"] is not None:
+                raise SystemExit(f"it was not handed over: {handoff['why_not']}")
+            if number >= NUM_WARM:
+                found.append(Round(handoff["seconds"], reads_s, writes_s, alone_s, last_s, more[0] + more[1] - more[2]))
+    tell(transfer, num_tokens, handoff, found)
+
+
+def tell(transfer: str, num_tokens: int, handoff: dict[str, Any], found: list[Round]) -> None:
+    def row(what: str, name: str, note: str = "") -> str:
+        low, middle, high = statistics.quantiles([1e3 * getattr(one, name) for one in found], n=4)
+        return f"  {what:20}{middle:8.1f}{f'{low:.1f} to {high:.1f}':>18}  {note}".rstrip()
+
+    size, typical_s = handoff["bytes"], statistics.median(one.handoff for one in found)
+    print(f"{transfer}: prompts of {num_tokens} tokens, KV of {handoff['tokens']} handed over")
+    print(f"  {f'ms, {len(found)} rounds':20}{'median':>8}{'half of them':>18}")
+    print(row("handoff", "handoff", f"{size / 1e6:.1f} MB, {size / typical_s / 1e9:.2f} GB/s"))
+    print(row("the leg that reads", "reads"))
+    print(row("the leg that writes", "writes", "one token"))
+    print(row("one server alone", "alone"))
+    print(row("its last tokens", "last_tokens", "the rest cached"))
+    print(row("overhead", "overhead"))
+    print(row("beside the handoff", "beside_handoff"))
+    print(row("processor time more", "worked_more", "of both servers, without the handoff"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--transfer", default="both", choices=("nixl", "sockets", "both"))
     options = parser.parse_args()
     for transfer in ("sockets", "nixl") if options.transfer == "both" else (options.transfer,):

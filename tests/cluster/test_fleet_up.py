@@ -71,7 +71,7 @@ def fleet(folder: Path, model: Path, *arguments: str) -> Iterator[Running]:
     log, cache = folder / "log", folder / "cache"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*COMMAND, "up", str(model), *arguments, *OPTIONS], stdout=file, stderr=file, env=environment(cache)
+            [*COMMAND, "up", str(model), *OPTIONS, *arguments], stdout=file, stderr=file, env=environment(cache)
         )
     try:
         until(lambda: "ready at" in log.read_text() or process.poll() is not None, START_S, log.read_text)

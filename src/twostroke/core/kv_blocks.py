@@ -94,6 +94,9 @@ class KeptBlocks(Protocol):
     def is_idle(self) -> bool:
         """Whether no copy of a step that came back is on its way."""
 
+    def touch_ahead(self) -> None:
+        """All slots will be used: have the system give their memory now, beside other work, where it gives it late."""
+
     def view(self, group: int, slot: int) -> memoryview:
         """A slot's bytes, for whoever brings them from elsewhere or carries them there. Waits for copies of a step that
         came back; the caller sees to it that no step in flight names the slot."""

@@ -160,7 +160,7 @@ def queue_note(queue: QueueRecord) -> str:
         (queue.blocks_s, "KV had no room"),
         (queue.prompts_s, "steps were full of older work"),
         (queue.sibling_s, "another sample was reading the same prompt"),
-        (queue.tiers_s, "KV was being read from disk"),
+        (queue.tiers_s, "KV was coming from disk or another engine"),
     )
     parts = [f"{text} for {wording.seconds(waited_s)}" for waited_s, text in reasons if waited_s >= LEAST_S]
     if queue.ahead:

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.backends.host.memory_ahead import MemoryAhead
 from twostroke.core.kv_blocks import BlockFormat
 from twostroke.core.step import BlockCopy, Step
 
@@ -62,11 +63,16 @@ class HostKeptBlocks:
         self._slots = [_memory(count, size) for count, size in zip(num_slots, sizes, strict=True)]
         self._mover = ThreadPoolExecutor(1, thread_name_prefix="kv-load")
         self._loading: list[_Loads] = []
+        self._ahead: MemoryAhead | None = None
         self.spill_bytes_per_s = self.load_bytes_per_s = FIRST_BYTES_PER_S
 
     @property
     def is_idle(self) -> bool:
         return all(loads.done.is_set() for loads in self._loading)
+
+    def touch_ahead(self) -> None:
+        if self._ahead is None:
+            self._ahead = MemoryAhead(self._slots)
 
     def view(self, group: int, slot: int) -> memoryview:
         for loads in list(self._loading):
@@ -142,6 +148,8 @@ class HostKeptBlocks:
 
     def close(self) -> None:
         self._mover.shutdown(wait=True)
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 def _memory(count: int, size: int) -> Bytes:
