@@ -7,7 +7,7 @@ import { html } from "./dom.js";
 import { textOf } from "./own_texts.js";
 import { PhaseBar } from "./phase_bar.js";
 import { STATE_WORDS, keptWords, promiseWords, requestAt } from "./request_state.js";
-import { count, percent, seconds, tokens } from "./units.js";
+import { count, percent, plural, seconds, tokens } from "./units.js";
 
 const STRIP = 108;
 const MOST_SPACED = 400;
@@ -41,7 +41,7 @@ function RequestDetails({ request, history, cursor_s }) {
       ${state.promises.map(
         (one) => html`<div><dt>${promiseWords(one)}</dt><dd class=${one.isKept ? "kept" : "broken"}>${keptWords(one)}</dd></div>`,
       )}
-      ${request.preemptedTimes.length > 0 && html`<div><dt>preempted</dt><dd>${count(request.preemptedTimes.length)} times</dd></div>`}
+      ${request.preemptedTimes.length > 0 && html`<div><dt>preempted</dt><dd>${plural(request.preemptedTimes.length, "time")}</dd></div>`}
     </dl>
     <${PhaseBar} state=${state} />
     <h3>In time</h3>
