@@ -226,7 +226,6 @@ class WatchHub:
             live = self._live.pop((output.request_id, output.sample_index), None)
             if live is None or self._engine.facts is None:
                 continue
-            del self._by_r[live.r]
             self._endings.append((now_s, live.r, output))
         if self._endings:
             self._flush_later()
@@ -239,6 +238,7 @@ class WatchHub:
             if self._endings[0][0] > until_s:
                 return
             _, r, output = self._endings.popleft()
+            self._by_r.pop(r, None)  # not before: its admission may have come with the step that ended it
             if facts is not None:
                 self.publish(wording.ended(r, output, facts, stats, self._fitted_cost()))
 
