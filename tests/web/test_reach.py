@@ -1,4 +1,4 @@
-"""What is chosen without a mouse: a step by keyboard, a block by touch. In a real browser, at phone width."""
+"""What is chosen without a mouse: a step and a request by keyboard, a block by touch. In a real browser, at phone width."""
 
 from __future__ import annotations
 
@@ -37,6 +37,28 @@ def test_a_step_chosen_by_keyboard_stays_in_sight(
             watched.page.keyboard.press("PageDown")
         watched.wait_until(f"{MOMENT} > {before}", limit_s=20)
         assert timeline.get_attribute("aria-valuetext") == latest
+        watched.check()
+
+
+def test_a_request_that_is_chosen_comes_into_sight_and_its_row_is_found_again(
+    running_browser: Any, page_server: tuple[RunningServer, Path]
+) -> None:
+    from tests.web.browsing import PHONE, tab
+
+    with tab(running_browser, page_server[0].address, size=PHONE) as watched:
+        watched.open("playground")
+        watched.cause("burst", 10)
+        watched.turn_to("requests")
+        row = watched.page.locator("table.requests a.chip >> nth=9")
+        number = row.inner_text()
+        row.focus()
+        watched.page.keyboard.press("Enter")
+        top = "document.querySelector('.request-details')?.getBoundingClientRect().top ?? 1e9"
+        watched.wait_until(f"0 <= ({top}) && ({top}) < {PHONE[1]}", limit_s=20)
+        watched.page.keyboard.press("Tab")
+        assert watched.says("document.activeElement.textContent") == "Close"
+        watched.page.keyboard.press("Enter")
+        watched.wait_until(f"document.activeElement.textContent === '{number}'", limit_s=20)
         watched.check()
 
 
