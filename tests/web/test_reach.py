@@ -1,4 +1,4 @@
-"""What is chosen without a mouse: a step and a request by keyboard, a block by touch. In a real browser, at phone width."""
+"""What is chosen without a mouse, at phone width: a step and a request by keyboard, a block by touch."""
 
 from __future__ import annotations
 
