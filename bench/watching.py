@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from bench.paced_engine import LAUNCHED, PACE
 from bench.server_overhead import PAUSE_S, cpu_s, prompts, server_rates, serving
 
 FORGETFUL = "from twostroke.server import watch_hub; watch_hub.LINGER_S = 0.0; from twostroke.cli import main; main()"
 """The server as it is, but the engine stops telling its steps as soon as nobody watches. Else each turn with nobody
 would have to wait 20 s for that, and there would be few turns."""
-COMMAND = [sys.executable, "-c", FORGETFUL, "serve", "--no-prefix-caching"]
+OPTIONS = ["serve", "--no-prefix-caching"]
 """All sides of a round play the same prompts, which each has to read: how often drafts hold may depend on the
 prompt, and is then the same for all."""
 READ_EVERY_S = 0.2
@@ -178,12 +179,16 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--viewers", default="0,0,1,10", help="in turns; those with 0 are what the others are held to")
     parser.add_argument("--rounds", type=int, default=56, help="each side has a turn in every round")
+    parser.add_argument("--paced-ms", type=float, help="each step sleeps so long, and computes nothing")
     options, engine_options = parser.parse_known_args()
     sides = [Side(int(number)) for number in options.viewers.split(",")]
     if all(side.num_viewers for side in sides) or options.rounds < 2:
         sys.exit("one of --viewers has to be 0, and --rounds at least 2")
 
-    with serving([*COMMAND, options.model, *engine_options]) as (api_pid, address):
+    program = FORGETFUL
+    if options.paced_ms is not None:
+        os.environ[PACE], program = str(options.paced_ms), LAUNCHED + FORGETFUL
+    with serving([sys.executable, "-c", program, *OPTIONS, options.model, *engine_options]) as (api_pid, address):
         pids = processes(api_pid)
         warming = [Side(side.num_viewers) for side in sides]
         rounds = [warming] + options.rounds * [sides]

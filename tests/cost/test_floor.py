@@ -9,6 +9,7 @@ from tests.cost.shapes import SMOLLM2
 from twostroke.core.step import DecodeSlot, Drafts, Step
 from twostroke.cost.floor import (
     StepWork,
+    contexts_multiply_adds,
     decode_floor_s,
     decode_run_floor_s,
     prefill_floor_s,
@@ -19,7 +20,7 @@ from twostroke.cost.floor import (
     work_of,
 )
 from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import DecodeWeights, KVGroupShape, ModelShape, WeightCopies
+from twostroke.cost.model_shape import DecodeWeights, KVGroupShape, LatentWork, ModelShape, WeightCopies
 
 CEILINGS = Ceilings(read_bytes_per_s=40e9, multiply_adds_per_s=400e9, source="a round machine")
 
@@ -155,3 +156,23 @@ def test_steps_of_many_tokens_read_the_weights_themselves():
         assert step_bytes_read(PACKED, few) == step_bytes_read(PLAIN, few) - SPARED
     for many in (StepWork(contexts=[100] * 129), StepWork(chunks=((0, 128),), contexts=[100])):
         assert step_bytes_read(PACKED, many) == step_bytes_read(PLAIN, many)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        KVGroupShape(30, None, 23_040),
+        KVGroupShape(4, 16, 640, num_sharing=2),
+        KVGroupShape(3, 1, 900, "state", pair_multiply_adds=77),
+        KVGroupShape(6, None, 120, "latent", latent=LatentWork(1000, 300, 40)),
+    ],
+    ids=["whole", "windowed and shared", "states", "latent"],
+)
+def test_slots_without_drafts_multiply_as_much_as_each_alone(group: KVGroupShape):
+    """The short way for them, beside the one for slots with drafts."""
+    shape, contexts = replace(SMOLLM2, kv_groups=(group, *SMOLLM2.kv_groups)), (1, 2, 15, 16, 17, 400)
+    plain = StepWork(chunks=((32, 8),), contexts=contexts)
+    one_each = replace(plain, queries=(1,) * len(contexts))
+    assert step_multiply_adds(shape, plain) == step_multiply_adds(shape, one_each)
+    attention = sum(shape.attention_multiply_adds(context - 1, 1) for context in contexts)
+    assert contexts_multiply_adds(shape, contexts) == attention > 0

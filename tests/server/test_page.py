@@ -71,7 +71,9 @@ def asked(
 def test_browsers_get_the_page_and_others_the_line_that_they_look_for(files: Path) -> None:
     shown = asked("GET", "/", headers=HTML)
     assert shown.status_code == 200 and "A page" in shown.text and shown.headers["content-type"].startswith("text/html")
-    assert asked("GET", "/").text == "Twostroke is running" == asked("GET", "/", headers=HTML, page="off").text
+    assert asked("GET", "/").text == "Twostroke is running" == asked("GET", "/", page="off").text
+    told = asked("GET", "/", headers=HTML, page="off")
+    assert told.headers["content-type"].startswith("text/plain") and "--page view" in told.text
 
 
 def test_the_page_is_told_what_it_may_do_before_anything_else(files: Path) -> None:

@@ -211,6 +211,37 @@ def test_maps_come_when_something_moved_and_four_times_a_second_at_most() -> Non
     assert run.watch.take() == [], "nothing has changed"
 
 
+def test_fast_steps_are_told_together_and_nobody_waits_for_a_slow_one() -> None:
+    now_s = 50.0
+    engine = engine_over(Successor())
+    watch = StepWatch(engine, clock=lambda: now_s)
+    engine.on_launch = lambda step: watch.launched(step, 0.2 if step.prefills else 0.001)
+    engine.on_step = watch.came_back
+
+    def told(after_s: float) -> list[str]:
+        nonlocal now_s
+        engine.step()
+        now_s += after_s
+        return [type(one).__name__ for one in watch.take(is_asked_again=engine.busy) if not isinstance(one, w.KVMap)]
+
+    def add(name: str, first: int) -> None:
+        prompt = tuple(range(first, first + 9))
+        engine.add(Request(name, prompt, SamplingParams(temperature=0.0, max_tokens=14)))
+        watch.added(engine.scheduler.unfinished(name)[0].request)
+
+    add("one", 0)
+    assert "Arrived" in told(0.01), "an end may follow at once"
+    told(0.06)
+    assert [told(0.012) for _ in range(5)] == [[], [], [], [], 5 * ["Stepped"]]
+    assert told(0.012) == []
+    add("two", 9)
+    assert told(0.012) == ["Stepped", "Arrived", "Admitted", "Stepped"], "with what had waited"
+    assert told(0.012) == ["Stepped"], "the chunk in flight takes longer than steps may wait"
+    while engine.busy:
+        last = told(0.012)
+    assert last, "nothing waits for an engine that is done"
+
+
 def test_an_engine_that_is_not_watched_has_no_watch_and_does_no_more() -> None:
     engine = engine_over(Successor())
     run = Run(engine, 2)

@@ -333,6 +333,28 @@ def test_an_end_is_told_after_the_step_that_brought_it_and_one_without_a_step_so
     asyncio.run(run())
 
 
+def test_an_admission_that_comes_with_the_last_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle engine admits a request, and has its only token, in one turn."""
+    monkeypatch.setattr(watch_hub, "STEP_WAIT_S", 600.0)
+    monkeypatch.setattr(wording, "ended", lambda r, *_: w.Skipped(r))  # in its place
+
+    async def run() -> None:
+        metrics = Metrics()
+        client = EngineClient(m.EngineSettings("small", EngineConfig()), metrics)
+        client.facts = SimpleNamespace(engine=None)  # type: ignore[assignment]
+        hub = WatchHub("small", "full", metrics, client)
+        hub.is_on = True
+        hub.seen([w.Arrived(7, "a", 1.0, 4, 1, "default", 0)])
+        hub.ended([TokenEvent("a", 0, (), "", finish_reason=FinishReason.LENGTH)])
+        hub.seen([w.Admitted(7, 1.5, 0, {}, None)])
+        lines, _ = hub.history.piece(0)
+        assert [json.loads(line[6:])["t"] for line in lines.split(b"\n\n")[:-1]] == ["arrived", "admitted", "skipped"]
+        assert not hub._by_r and not hub._live
+        hub.close()
+
+    asyncio.run(run())
+
+
 def test_the_engine_is_told_to_stop_telling_once_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr(watch_hub, "LINGER_S", 0.02)

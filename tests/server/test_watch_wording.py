@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.server.test_phases import FACTS
+from twostroke.core.events import TokenEvent
+from twostroke.core.sequence import FinishReason
 from twostroke.core.step_record import ChunkRecord, StepRecord, StepTotals
 from twostroke.core.timing import SequenceTiming
+from twostroke.cost.floor import StepWork, step_bytes_read, step_multiply_adds
 from twostroke.cost.step_cost import StepCost
 from twostroke.explain.account import start_account
 from twostroke.explain.facts import Yardstick
 from twostroke.server import watch_events as w
-from twostroke.server.watch_wording import with_intensity
+from twostroke.server.watch_wording import ended, with_intensity
 
 BEGAN_S, DONE_S = 10.0, 10.5
 OWN, OTHER, CONTEXT = 24, 16, 12
@@ -48,3 +51,23 @@ def test_a_chunks_share_is_what_the_end_will_say(cost: StepCost | None, others: 
 def test_what_shares_no_step_has_no_share_to_tell() -> None:
     assert told([(1, 0, OWN, OWN)], [], None).chunk_shares == []
     assert told([], [(10, CONTEXT, 0, 0), (11, CONTEXT, 0, 0)], None).chunk_shares == []
+
+
+@pytest.mark.parametrize("cost", [None, FITTED], ids=["floors", "fitted"])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_a_phase_alone_has_all_of_the_steps_time(cost: StepCost | None, drafts: int) -> None:
+    step = told([], [(10, CONTEXT, 0, 0), (11, CONTEXT, drafts, 0)], cost)
+    work = StepWork(contexts=(CONTEXT, CONTEXT + drafts), queries=(1, 1 + drafts))
+    flops = 2 * step_multiply_adds(FACTS.engine.shape, work)
+    intensity = flops / step_bytes_read(FACTS.engine.shape, work)
+    assert step.split is None and step.intensity.prefill is None
+    assert step.intensity.decode == pytest.approx((intensity, flops / (DONE_S - BEGAN_S)), rel=1e-3)
+
+
+def test_an_end_is_not_before_the_step_that_brought_it() -> None:
+    """Steps are told to microseconds: a page that looks at an end sees its last step."""
+    done_s = 1614.781424744
+    timing = SequenceTiming(arrival_s=9.0, token_times_s=[done_s], finished_s=done_s, prompt_tokens=4)
+    event = TokenEvent("a", 0, (1,), "", finish_reason=FinishReason.LENGTH, timing=timing)
+    told_end = ended(1, event, FACTS, None, None)
+    assert told_end.at_s == told_end.token_times_s[-1] == round(done_s, 6) > done_s

@@ -28,6 +28,8 @@ SIZES = (("desktop", DESKTOP), ("phone", PHONE))
 LOOKS = [(scheme, name, size) for scheme in ("light", "dark") for name, size in SIZES]
 TALLEST = 1000, 1400
 """A picture of a desktop, and of a phone."""
+PHONE_COLUMN_PX, DESKTOP_COLUMN_PX = 6, 10
+"""As a page that is loaded on each has them."""
 AFTER_CHUNKS = 24
 """Steps after the long prompt's last chunk: there the picture is taken."""
 
@@ -67,6 +69,11 @@ def settle(watched: Tab, view: str, at_s: float) -> None:
         watched.page.wait_for_timeout(300)
         seek(watched, at_s)
     if view == "steps":
+        columns = PHONE_COLUMN_PX if watched.says("innerWidth") == PHONE[0] else DESKTOP_COLUMN_PX
+        watched.says(
+            "(() => { const field = document.querySelector('.card-head input[type=range]');"
+            f" field.value = {columns}; field.dispatchEvent(new Event('input', {{ bubbles: true }})); }})()"
+        )
         watched.page.locator("section.view:not([hidden]) .timeline .plot").focus()
         watched.page.keyboard.press("End")
         for _ in range(AFTER_CHUNKS):

@@ -96,10 +96,25 @@ def work_of(step: Step, drafted: Mapping[int, Drafted] | None = None) -> StepWor
 
 def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
     attention = sum(shape.attention_multiply_adds(start, num_tokens) for start, num_tokens in work.chunks)
-    firsts = map(sub, work.contexts, work.queries or repeat(1))
-    attention += sum(map(shape.attention_multiply_adds, firsts, work.queries or repeat(1)))
+    if work.queries:
+        firsts = map(sub, work.contexts, work.queries)
+        attention += sum(map(shape.attention_multiply_adds, firsts, work.queries))
+    else:
+        attention += contexts_multiply_adds(shape, work.contexts)
     num_sampled = work.num_queries + work.num_sampling_chunks
     return shape.layer_matmul_parameters * work.num_tokens + shape.head_matmul_parameters * num_sampled + attention
+
+
+def contexts_multiply_adds(shape: ModelShape, contexts: Sequence[int]) -> int:
+    """Of one query at the end of each context: `attention_multiply_adds`, for all of them together."""
+    total, head_width = 0, shape.num_heads * shape.head_dim
+    for group in shape.kv_groups:
+        if group.latent is None:
+            positions = sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window)))
+            total += group.multiply_adds_per_pair(head_width) * positions
+        else:
+            total += sum(group.multiply_adds(context - 1, 1, head_width) for context in contexts)
+    return total
 
 
 def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:

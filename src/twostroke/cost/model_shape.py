@@ -76,8 +76,11 @@ class KVGroupShape:
         if self.latent is not None:
             expanded = self.latent.expanded_per_pair * pairs + self.latent.expansion_per_position * start
             return min(expanded, self.latent.absorbed_per_pair * pairs)
-        own = 2 * head_width * self.num_readers if self.pair_multiply_adds is None else self.pair_multiply_adds
-        return own * pairs
+        return self.multiply_adds_per_pair(head_width) * pairs
+
+    def multiply_adds_per_pair(self, head_width: int) -> int:
+        """Of a query and a key, where attention is not latent."""
+        return 2 * head_width * self.num_readers if self.pair_multiply_adds is None else self.pair_multiply_adds
 
 
 @dataclass(frozen=True, slots=True)

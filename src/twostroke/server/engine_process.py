@@ -189,7 +189,8 @@ class EngineLoop:
             self._send(m.StepOutputs(progress, outputs, vectors))
 
     def _tell_seen(self) -> None:
-        if events := self._note(StepWatch.take):
+        goes_on = self._engine.busy and not self._is_held
+        if events := self._note(lambda watch: watch.take(is_asked_again=goes_on)):
             self._send(m.Seen(events))
 
     def _note(self, note: Callable[[StepWatch], Noted]) -> Noted | None:

@@ -15,6 +15,9 @@ from twostroke.web.files import INDEX, PageFile, page_files
 
 router = APIRouter()
 
+RUNNING = "Twostroke is running"
+OFF = "It shows no live page: --page view, or --page full, gives one to everybody whom this server lets in."
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -34,8 +37,10 @@ HEADERS = {
 async def index(request: Request) -> Response:
     """The page, for browsers; for Ollama's clients, which ask whether somebody is there, a line."""
     mode, file = service_of(request).settings.page_mode, page_files().get(INDEX)
-    if mode == "off" or file is None or "text/html" not in request.headers.get("accept", ""):
-        return PlainTextResponse("Twostroke is running", headers={"Vary": "Accept"})
+    if "text/html" not in request.headers.get("accept", ""):
+        return PlainTextResponse(RUNNING, headers={"Vary": "Accept"})
+    if mode == "off" or file is None:
+        return PlainTextResponse(f"{RUNNING}\n\n{OFF}\n", headers={"Vary": "Accept"})
     return _file(request, _index_of(file, mode))
 
 

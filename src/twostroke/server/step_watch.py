@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import zip_longest
+from typing import NamedTuple
 
 from twostroke.core.request import Request
 from twostroke.core.sequence import Sequence, SequenceState
@@ -21,11 +22,24 @@ from twostroke.server import watch_events as w
 
 DIGITS = 6
 """To microseconds: more would be bytes, and no news."""
+TOLD_EVERY_S = 0.05
+"""Steps that follow fast are told together, this often at most: each message wakes the API's process, and pages are
+written to no more often than that."""
 MAP_EVERY_S = 0.25
 MAX_RUNS = 2000
 """Of a map, in all its groups together: about 40 kB of JSON. KV in more pieces than that is told in coarser ones."""
 MAP_SHARE = 0.01
 """Of the engine's time, what looking at its blocks may take: a map of a hundred thousand is made less often."""
+
+
+class _Launched(NamedTuple):
+    predicted_s: float | None
+    preempted: list[int]
+    """Who had lost its KV before it."""
+    leaves: tuple[int, ...]
+    """Whose rows it closes."""
+    reads: bool
+    """It holds a chunk, and may take much longer than the step before."""
 
 
 class StepWatch:
@@ -35,8 +49,10 @@ class StepWatch:
         self._events: list[w.EngineEvent] = []
         self._rows: dict[int, Sequence] = {}
         """Who has a row in the backend."""
-        self._launched: dict[int, tuple[float | None, list[int], tuple[int, ...]]] = {}
-        """By step: the seconds that were predicted, who had lost its KV before it, and whose rows it closed."""
+        self._launched: dict[int, _Launched] = {}
+        """By step."""
+        self._told_s = 0.0
+        self._is_urgent = False
         self._map: tuple[object, ...] = ()
         self._map_due_s = 0.0
         self._has_moved = True
@@ -52,12 +68,27 @@ class StepWatch:
         """Seconds until the next map; None: the last one is still true."""
         return max(0.0, self._map_due_s - self._clock()) if self._has_moved else None
 
-    def take(self) -> list[w.EngineEvent]:
-        """What happened since it was last asked, with a map where one is due."""
+    def take(self, *, is_asked_again: bool = False) -> list[w.EngineEvent]:
+        """What happened since it was last told, with a map where one is due. `is_asked_again`: once the oldest step in
+        flight is back, so that some may wait for it."""
         if self._has_moved and self._clock() >= self._map_due_s:
             self._take_map()
+        if not self._events or (is_asked_again and self._may_wait()):
+            return []
         events, self._events = self._events, []
+        self._told_s, self._is_urgent = self._clock(), False
         return events
+
+    def _may_wait(self) -> bool:
+        """Not arrivals: a request's end may follow at once, and nobody would know whose it is."""
+        if self._is_urgent or not self._launched:
+            return False
+        next_step, asked_s = self._launched[min(self._launched)], self._clock()
+        if next_step.reads:
+            if next_step.predicted_s is None:
+                return False
+            asked_s += next_step.predicted_s
+        return asked_s < self._told_s + TOLD_EVERY_S
 
     # What the loop tells
 
@@ -77,14 +108,14 @@ class StepWatch:
                     self._rows[join.seq_id] = sequence
                     if not sequence.timing.preemptions:
                         self._admitted(sequence)
-        self._launched[step.step_id] = predicted_s, preempted, step.leaves
+        self._launched[step.step_id] = _Launched(predicted_s, preempted, step.leaves, bool(step.prefills))
 
     def came_back(self, step: Step, result: StepResult) -> None:
         """Once its results were applied."""
         record = self._engine.step_log.last
         if record is None:
             return
-        predicted_s, preempted, _ = self._launched.get(step.step_id, (None, [], ()))
+        predicted_s, preempted, _, _ = self._launched.get(step.step_id, _Launched(None, [], (), False))
         cost = self._engine.step_cost
         if cost is not None and predicted_s is not None and step.has_drafts:
             predicted_s = cost.seconds(work_of(step, result.drafted))  # with the drafts that were computed in the end
@@ -106,7 +137,7 @@ class StepWatch:
         )
         self._has_moved = True
         for step_id in [one for one in self._launched if one <= step.step_id]:  # one before it failed, if any is left
-            self._close_rows(self._launched.pop(step_id)[2])
+            self._close_rows(self._launched.pop(step_id).leaves)
 
     def _close_rows(self, leaves: tuple[int, ...]) -> None:
         """Not before the step that closed them is back: one before it may have brought their last tokens."""
@@ -135,12 +166,12 @@ class StepWatch:
         return slots
 
     def _arrived(self, sequence: Sequence) -> None:
-        request = sequence.request
+        self._is_urgent, request = True, sequence.request
         self._events.append(
             w.Arrived(
                 r=sequence.seq_id,
                 id=request.request_id,
-                at_s=request.arrival_s,
+                at_s=round(request.arrival_s, DIGITS),
                 prompt_tokens=sequence.prompt_len,
                 max_tokens=request.sampling.max_tokens,
                 level=request.service_level or DEFAULT_LEVEL,
@@ -152,7 +183,9 @@ class StepWatch:
         timing = sequence.timing
         broke = None if timing.prefix is None else w.Break(*timing.prefix)
         at_s = timing.scheduled_s if timing.scheduled_s is not None else self._clock()
-        self._events.append(w.Admitted(sequence.seq_id, at_s, timing.cached_tokens, _tiers_of(timing), broke))
+        self._events.append(
+            w.Admitted(sequence.seq_id, round(at_s, DIGITS), timing.cached_tokens, _tiers_of(timing), broke)
+        )
 
     def _take_map(self) -> None:
         began_s = self._clock()

@@ -96,7 +96,7 @@ class WatchHub:
         self._last_map: bytes | None = None
         """Where it is newer than the history's."""
         self._kept_map_s = -KEPT_MAPS_S
-        self._pointed_s = self._seen_s = 0.0
+        self._pointed_s = self._seen_s = self._flushed_s = 0.0
         self._cost: tuple[m.Stats | None, StepCost | None] = None, None
         self._is_closed = False
         self._told_state = ""
@@ -216,6 +216,8 @@ class WatchHub:
                 found.told.append(self.publish(event))
         self._seen_s = _now_s()
         self._publish_endings()
+        if self._seen_s - self._flushed_s >= FLUSH_S:
+            self.flush()  # the engine has kept them together: they need not wait once more
 
     def ended(self, outputs: Iterable[TokenEvent]) -> None:
         """They are told after the step that brought them."""
@@ -224,7 +226,6 @@ class WatchHub:
             live = self._live.pop((output.request_id, output.sample_index), None)
             if live is None or self._engine.facts is None:
                 continue
-            del self._by_r[live.r]
             self._endings.append((now_s, live.r, output))
         if self._endings:
             self._flush_later()
@@ -237,6 +238,7 @@ class WatchHub:
             if self._endings[0][0] > until_s:
                 return
             _, r, output = self._endings.popleft()
+            self._by_r.pop(r, None)  # not before: its admission may have come with the step that ended it
             if facts is not None:
                 self.publish(wording.ended(r, output, facts, stats, self._fitted_cost()))
 
@@ -295,6 +297,7 @@ class WatchHub:
             self._flush_later()
         if not self._batch:
             return
+        self._flushed_s = _now_s()
         together = b"".join(self._batch)
         self._batch.clear()
         for viewer in self.viewers.values():

@@ -63,18 +63,22 @@ def with_intensity(step: w.Stepped, facts: EngineFacts, cost: StepCost | None) -
         chunks=tuple((start, count) for _, start, count, _ in step.chunks),
         num_sampling_chunks=sum(start + count == total for _, start, count, total in step.chunks),
     )
+    queries = [1 + drafts for _, _, drafts, _ in step.slots]
     decode = StepWork(
         contexts=[context + drafts for _, context, drafts, _ in step.slots],
-        queries=[1 + drafts for _, _, drafts, _ in step.slots],
+        queries=queries if max(queries, default=1) > 1 else (),
     )
-    seconds, yardstick = step.compute_s - step.drafting_s, Yardstick(facts, cost)
+    seconds = step.compute_s - step.drafting_s
     if seconds <= 0.0:
         return step
-    prefill_s = yardstick.seconds(prefill) if step.chunks else 0.0
+    if not step.chunks:  # most steps are such, and a phase alone has all of the time
+        return replace(step, intensity=w.Intensity(None, _point(facts, decode, seconds)))
+    yardstick = Yardstick(facts, cost)
+    prefill_s = yardstick.seconds(prefill)
     decode_s = yardstick.seconds(decode) if step.slots else 0.0
     share = seconds / (prefill_s + decode_s) if prefill_s + decode_s > 0.0 else 0.0
     told = w.Intensity(_point(facts, prefill, prefill_s * share), _point(facts, decode, decode_s * share))
-    split = (round(prefill_s * share, 6), round(decode_s * share, 6)) if step.chunks and step.slots else None
+    split = (round(prefill_s * share, 6), round(decode_s * share, 6)) if step.slots else None
     return replace(step, intensity=told, split=split, chunk_shares=_chunk_shares(prefill, decode, yardstick))
 
 
@@ -104,7 +108,7 @@ def ended(r: int, output: TokenEvent, facts: Ready, stats: Stats | None, cost: S
     times_s, promise = timing.token_times_s, timing.promise or Promise(DEFAULT_LEVEL)
     return w.Ended(
         r=r,
-        at_s=timing.finished_s if timing.finished_s is not None else time.perf_counter(),
+        at_s=round(timing.finished_s if timing.finished_s is not None else time.perf_counter(), 6),  # as its last step
         reason=reason.value,
         error=reason is FinishReason.ERROR,
         prompt_tokens=timing.prompt_tokens,

@@ -73,4 +73,4 @@ function takeChunk(block, onChunk) {
   onChunk(chunk);
 }
 
-export { ApiError, chatTokens, control, plan, planOptions, stream };
+export { ApiError, chatTokens, control, plan, planOptions, refusal, stream };

@@ -137,6 +137,7 @@ function BlockMap({ history, player, band, group, isWhole }) {
       Home: -1e9,
       End: 1e9,
     };
+    if (event.key === "Escape") setChosen(null);
     if (!(event.key in moves)) return;
     event.preventDefault();
     setChosen((cell) => Math.min(Math.max((cell ?? -1) + moves[event.key], 0), grid.cells - 1));
@@ -148,7 +149,8 @@ function BlockMap({ history, player, band, group, isWhole }) {
       aria-label="Blocks of the KV cache ${BANDS[band].title.toLowerCase()}. Arrow keys choose one."
       aria-valuemin="0" aria-valuemax=${Math.max(grid.cells - 1, 0)} aria-valuenow=${chosen ?? 0}
       aria-valuetext=${words || "no block chosen"}
-      onPointerMove=${(event) => setChosen(cellAt(event))} onPointerLeave=${() => setChosen(null)} onKeyDown=${onKeyDown}>
+      onPointerMove=${(event) => setChosen(cellAt(event))} onPointerDown=${(event) => setChosen(cellAt(event))}
+      onPointerLeave=${(event) => event.pointerType === "mouse" && setChosen(null)} onKeyDown=${onKeyDown}>
       <${Canvas} paint=${paint} height=${Math.max(grid.rows * grid.size, grid.size)}
         revision=${() => `${history.mapAt(player.cursor_s())?.at_s} ${chosen} ${group} ${grid.cells} ${width}`} />
     </div>
@@ -157,7 +159,7 @@ function BlockMap({ history, player, band, group, isWhole }) {
 }
 
 const HINTS = {
-  device: "Point at a block, or focus the map and use the arrow keys.",
+  device: "Point at a block or tap it, or focus the map and use the arrow keys.",
   host: "",
   disk: "One after the other: a folder has no places.",
 };

@@ -1,5 +1,6 @@
 // Reads the server's stream of events (SSE) by fetch, since EventSource can send no key, and comes back when it breaks.
 
+import { refusal } from "./api.js";
 import { askForKey, authorised } from "./key.js";
 
 const FIRST_WAIT_MS = 500;
@@ -63,7 +64,7 @@ class Feed {
       askForKey();
       return;
     }
-    if (!response.ok) throw new Error(`the server answered ${response.status}`);
+    if (!response.ok) throw await refusal(response);
     const reader = response.body.getReader();
     const decoder = new TextDecoder();
     let rest = "";

@@ -59,8 +59,14 @@ function Recorded({ hello }) {
   const { date, machine } = hello?.recorded || {};
   return html`<span class="status replay">
     <span class="words"><span class="dot" aria-hidden="true"></span>recorded run</span>
-    ${(date || machine) && html`<span class="note">${[date, machine].filter(Boolean).join(", ")}</span>`}
+    ${(date || machine) && html`<span class="note">${[date && dateWords(date), machine].filter(Boolean).join(", ")}</span>`}
   </span>`;
+}
+
+/** As the record has it, in UTC: to the minute. */
+function dateWords(date) {
+  const found = /^(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*(?:Z|[+]00:00)$/.exec(date);
+  return found ? `${found[1]} ${found[2]} UTC` : date;
 }
 
 function ThemeChoice() {

@@ -3,11 +3,11 @@
 
 import { Canvas, hatch, ticks } from "./canvas.js";
 import { requestClass, requestColour, theme } from "./colours.js";
-import { html } from "./dom.js";
+import { html, useEffect, useRef } from "./dom.js";
 import { textOf } from "./own_texts.js";
 import { PhaseBar } from "./phase_bar.js";
 import { STATE_WORDS, keptWords, promiseWords, requestAt } from "./request_state.js";
-import { count, percent, seconds, tokens } from "./units.js";
+import { count, percent, plural, seconds, tokens } from "./units.js";
 
 const STRIP = 108;
 const MOST_SPACED = 400;
@@ -15,10 +15,18 @@ const PIXELS_A_SECOND = 130;
 const WIDEST_GAP = 90;
 
 function RequestDetails({ request, history, cursor_s }) {
+  const place = useRef(null);
+  // Where it was chosen may be far below: on a phone nothing would seem to happen.
+  useEffect(() => {
+    if (!place.current) return;
+    place.current.focus({ preventScroll: true });
+    const { top } = place.current.getBoundingClientRect();
+    if (top < 0 || top > innerHeight / 2) place.current.scrollIntoView();
+  }, [request]);
   const state = requestAt(request, cursor_s, history);
   if (!state) return html`<div class="card"><p>This request had not arrived at the moment that is looked at.</p></div>`;
   const own = textOf(request);
-  return html`<article class="card request-details" aria-label="Request ${request.number}">
+  return html`<article ref=${place} tabindex="-1" class="card request-details" aria-label="Request ${request.number}">
     <div class="card-head">
       <h2><span class="chip ${requestClass(request.number)}">#${request.number}</span> <code>${request.id}</code></h2>
       <a class="button" href="#requests">Close</a>
@@ -41,7 +49,7 @@ function RequestDetails({ request, history, cursor_s }) {
       ${state.promises.map(
         (one) => html`<div><dt>${promiseWords(one)}</dt><dd class=${one.isKept ? "kept" : "broken"}>${keptWords(one)}</dd></div>`,
       )}
-      ${request.preemptedTimes.length > 0 && html`<div><dt>preempted</dt><dd>${count(request.preemptedTimes.length)} times</dd></div>`}
+      ${request.preemptedTimes.length > 0 && html`<div><dt>preempted</dt><dd>${plural(request.preemptedTimes.length, "time")}</dd></div>`}
     </dl>
     <${PhaseBar} state=${state} />
     <h3>In time</h3>

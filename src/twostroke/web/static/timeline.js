@@ -6,6 +6,8 @@ import { StepDetails } from "./step_details.js";
 import { stepSentence } from "./step_words.js";
 import { layout, makeScale, paintTimeline, visible } from "./timeline_paint.js";
 
+const FAR = 1e9; // steps: to the first of all, or to the latest that is seen
+
 function Timeline({ history, player, height = 280, columnWidth = 9, isRoot = false, byPhase = false, details = true }) {
   const place = useRef(null);
   const scale = useMemo(makeScale, [isRoot]);
@@ -29,24 +31,31 @@ function Timeline({ history, player, height = 280, columnWidth = 9, isRoot = fal
       .join(" ");
   const paint = (context, width, tall) => paintTimeline(context, width, tall, scene());
 
-  const numberAt = (event) => {
+  const sight = () => {
     const box = place.current.getBoundingClientRect();
     const spots = layout(box.width, box.height, scene());
-    const { first, end } = visible(history, player.cursor_s(), spots.columns);
+    return { box, spots, ...visible(history, player.cursor_s(), spots.columns) };
+  };
+  const numberAt = (event) => {
+    const { box, spots, first, end } = sight();
     const index = end - Math.ceil((spots.right - (event.clientX - box.left)) / columnWidth);
     return index >= first && index < end ? index + history.firstStep : null;
   };
   const move = (by) => {
-    const end = history.stepsUntil(player.cursor_s()) + history.firstStep;
-    if (end === history.firstStep) return;
-    const from = selected ?? end - 1 - by;
-    const next = Math.min(Math.max(from + by, history.firstStep), end - 1);
+    const { steps, firstStep } = history;
+    const { first, end, spots } = sight();
+    if (!end) return;
     if (player.mode === "live") player.hold();
-    setSelected(next);
+    const from = selected === null ? end - 1 - by : selected - firstStep;
+    const last = Math.abs(by) === FAR ? end - 1 : steps.length - 1; // the end is that of what is seen
+    const next = Math.min(Math.max(from + by, 0), last);
+    if (next < first) player.seek(steps[Math.min(next + spots.columns, end) - 1].done_s);
+    if (next >= end) player.seek(steps[next].done_s);
+    setSelected(next + firstStep);
     setHovered(null);
   };
   const onKeyDown = (event) => {
-    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 };
+    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -FAR, End: FAR };
     if (event.key === "Escape") setSelected(null);
     else if (event.key in moves) move(moves[event.key]);
     else return;

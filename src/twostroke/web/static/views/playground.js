@@ -13,6 +13,7 @@ const PRESETS = [
   { text: "Tell me a story about a lighthouse.", maxTokens: 200 },
 ];
 
+const MOST_SHOWN = 80; // of an answer, letters
 const COLUMNS = ["Request", "TTFT", "TPOT", "Prompt", "From the cache", "Answer"];
 
 function PlaygroundView({ source }) {
@@ -107,10 +108,14 @@ function Runs({ rows }) {
         <td data-label="TPOT" data-value=${figures.tpot_s}>${seconds(figures.tpot_s)}</td>
         <td data-label="Prompt">${tokens(figures.promptTokens)}</td>
         <td data-label="Cached" data-value=${figures.cachedTokens}>${tokens(figures.cachedTokens)}</td>
-        <td data-label="Answer" class="answer">${run.trouble || run.text.slice(0, 80)}</td>
+        <td data-label="Answer" class="answer">${run.trouble || beginning(run.text)}</td>
       </tr>`;
     })}</tbody>
   </table>`;
+}
+
+function beginning(text) {
+  return text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text;
 }
 
 export { PlaygroundView };

@@ -2,7 +2,7 @@
 // lengths and times; a text only of what was sent from this page.
 
 import { requestClass } from "../colours.js";
-import { html, useRevision, useState } from "../dom.js";
+import { html, useEffect, useRef, useRevision, useState } from "../dom.js";
 import { Empty } from "../empty.js";
 import { Legend } from "../legend.js";
 import { textOf } from "../own_texts.js";
@@ -23,6 +23,11 @@ function RequestsView({ source, part, mayAct }) {
   const { history, player } = source;
   useRevision(() => `${history.revision} ${player.mode === "live" && !isBusy(history) ? "" : player.cursor_s()}`, 3);
   const [onlyMine, setOnlyMine] = useState(false);
+  const opened = useRef("");
+  useEffect(() => {
+    if (!part && opened.current) document.querySelector(`table.requests a[href="#requests/${opened.current}"]`)?.focus();
+    opened.current = part;
+  }, [part]);
   const cursor_s = player.cursor_s();
   const chosen = part === "" ? null : history.requests.get(Number(part)) || null;
   const rows = [];
