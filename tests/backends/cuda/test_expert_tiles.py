@@ -17,7 +17,10 @@ from twostroke.backends.cuda.kernels.expert_tiles import (
     HopperExperts,
     HopperTile,
     PackedExperts,
+    UnitExperts,
+    UnpackedExperts,
 )
+from twostroke.backends.cuda.kernels.packed_format import MX_UNITS
 from twostroke.backends.cuda.kernels.packed_tiles import PACKED_SHARED_BYTES, PackedTile
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import EXPERTS, kernels_for
@@ -124,3 +127,20 @@ def test_what_they_do_not_take() -> None:
         "an odd number of rounds"
     )
     assert "fit" in str(packed.tile(QWEN[0], 8, H200, {"rows": 128, "groups": 2, "units": 2}))
+
+
+@pytest.mark.parametrize("product", [Product("gated", 2880, 2880, True, 32), Product("join", 2048, 768, experts=128)])
+def test_experts_in_units_have_a_tile_for_any_number_of_rows(product: Product) -> None:
+    """Which changes only where it is said to: kernels are compiled at start for those numbers of rows."""
+    kernel, unpacked = UnitExperts(MX_UNITS), UnpackedExperts(MX_UNITS)
+    beginnings, before = {1, *UnitExperts.beginnings(product, H200)}, None
+    for rows in (*range(1, 2000), *range(2000, 400 * product.experts, 997)):
+        tile = kernel.tile(product, rows, H200, {})
+        if isinstance(tile, str):
+            assert rows > 256 * product.experts and not isinstance(unpacked.tile(product, rows, H200, {}), str)
+        elif rows <= 2000:
+            assert tile == before or rows in beginnings
+            before = tile
+            average = rows / product.experts
+            assert tile.rows >= min(average, 64) and tile.held_stages >= 2
+    assert isinstance(kernel.tile(product, 1, A100, {}), str)

@@ -149,7 +149,7 @@ def test_experts_and_what_mixes_in_16_bits_are_held_as_their_kernels_take_them(v
 def test_on_a_card_models_in_16_bits_are_near_the_reference(variant: str, weights: str, tmp_path: Path) -> None:
     """By Hopper's kernels: experts in units, beside attention of every kind."""
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
-    sizes, requests = Sizes(), mixed_requests([3, 19, 40], [1] * 3, ignore_eos=True, logprobs=8)
+    sizes, requests = Sizes(), mixed_requests([3, 19, 40], [1] * 4, ignore_eos=True, logprobs=8)
     seen = brought_back(checkpoint, weights)
     ours = play(
         sizes.engine(checkpoint, sizes.on_device(checkpoint, "cuda", torch.bfloat16, weights=weights)), requests

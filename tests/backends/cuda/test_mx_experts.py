@@ -145,7 +145,7 @@ def test_a_model_as_stored_says_what_the_reference_does(as_published: Checkpoint
 @needs_hopper
 def test_on_a_card_they_are_read_in_units(as_published: Checkpoint) -> None:
     """In bfloat16, as published: biases, clamped gates and powers of two."""
-    sizes, requests = Sizes(), mixed_requests([3, 19, 40], [1] * 3, ignore_eos=True, logprobs=8)
+    sizes, requests = Sizes(), mixed_requests([3, 19, 40], [1] * 4, ignore_eos=True, logprobs=8)
     backend = sizes.on_device(as_published, "cuda", torch.bfloat16, weights=STORED)
     assert "mxfp4_units" in backend._parts.decoder.weights.layers[0].mlp.gate_up.forms
     ours = play(sizes.engine(as_published, backend), requests)

@@ -138,7 +138,7 @@ class Choices:
         """Every number of rows from which on the choice may be another; what experts borrow may come of several."""
         found = {1}
         if product.experts:
-            found = {*GROUPED_EXPERTS.beginnings(product), *UnitExperts.beginnings(product)}
+            found = {*GROUPED_EXPERTS.beginnings(product), *UnitExperts.beginnings(product, self.card)}
             found.add(StoredFewExperts.last_rows(product) + 1)
         for source in self._nearest(product)[: None if product.experts else 1]:
             for lines in self._lines[source].values():

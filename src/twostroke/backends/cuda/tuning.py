@@ -149,7 +149,9 @@ class Tuner:
             for settings in kernel.candidates(case.product, case.rows, case.card)
             if not isinstance(kernel.tile(case.product, case.rows, case.card, settings), str)
         ]
-        return list(dict.fromkeys([*(self._now(case.rows, (form,)) for form in forms), *found]))
+        # Of a copy for decode the table may say nothing: then it says what is read instead.
+        known = [self._now(case.rows, tuple(dict.fromkeys((form, base_of(forms))))) for form in forms]
+        return list(dict.fromkeys([*known, *found]))
 
     def _now(self, rows: int, forms: tuple[str, ...]) -> Trial:
         choice = self._before.of(self._product, rows, forms)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_format import Code, can_pack
+from twostroke.backends.cuda.kernels.packed_format import Code, can_pack, units_of
 from twostroke.backends.cuda.kernels.packed_tiles import LEAST_STAGES, WHOLE_ROUND_ROWS, PackedTile
 from twostroke.backends.cuda.kernels.product import DEPTH, Card, Product, Settings, declines, settings_of
 from twostroke.backends.cuda.kernels.row_forms import RowForm
@@ -245,18 +245,22 @@ class UnitExperts:
             return "it needs a Hopper GPU, a 16-bit type and CUDA's compiler"
         if not settings and rows > MOST_UNPACKED_ROWS * product.experts:
             return "of so many rows an expert, weights are brought to floats once"
-        tile = PackedTile(**(settings or self._by_rule(product, rows)), code=self._code)
+        tile = PackedTile(**(settings or self._by_rule(product, rows, card)), code=self._code)
         return tile if tile.held_stages >= tile.least_stages else "it does not fit on a multiprocessor"
 
-    def _by_rule(self, product: Product, rows: int) -> Settings:
+    def _by_rule(self, product: Product, rows: int, card: Card) -> Settings:
+        """Where few experts are met, more programs have something to read if each takes half as much."""
         high = next((high for high in TILE_ROWS if rows <= most_rows(product, high)), TILE_ROWS[-1])
         groups, units = (2, 2) if product.is_gated else (4, 1)
+        if min(rows, product.experts) < rows_of_large_tiles(product, card):
+            groups, units = 2, 1
         return {"rows": high, "groups": groups, "units": units}
 
     @staticmethod
-    def beginnings(product: Product) -> list[int]:
+    def beginnings(product: Product, card: Card) -> list[int]:
         """The numbers of rows from which on the rule has another tile, and from which on it has none."""
-        return [*(most_rows(product, high) + 1 for high in TILE_ROWS[:-1]), MOST_UNPACKED_ROWS * product.experts + 1]
+        higher = (most_rows(product, high) + 1 for high in TILE_ROWS[:-1])
+        return [rows_of_large_tiles(product, card), *higher, MOST_UNPACKED_ROWS * product.experts + 1]
 
     def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
         return []
@@ -265,6 +269,11 @@ class UnitExperts:
 TILE_ROWS: Final = tuple(range(8, WHOLE_ROUND_ROWS + 1, 8))
 MOST_UNPACKED_ROWS: Final = 256
 """An expert's, on average, up to which weights are unpacked for each tile of rows anew."""
+
+
+def rows_of_large_tiles(product: Product, card: Card) -> int:
+    """From how many on, of an expert each, there is a tile of four units for every multiprocessor."""
+    return -(-card.num_sms // -(-units_of(product.shape[-2]) // 4))
 
 
 def most_rows(product: Product, high: int) -> int:

@@ -80,7 +80,7 @@ class UnpackedProducts:
         return [{}]
 
 
-FLOAT8_BY_RULE = 64
+FLOAT8_BY_RULE = 160
 """Rows up to which float8 weights are brought to bfloat16 where no table says otherwise."""
 CUBLAS, GROUPED_EXPERTS = CublasProducts(), GroupedExperts()
 FEW_LOW_BIT = (PackedProducts(FP8, FLOAT8_BY_RULE), *(PackedProducts(code) for code in (*FOUR_BITS, *GROUPED_CODES)))
