@@ -1,2 +1,2 @@
-"""An hour with a card: everything of the CUDA backend that has run in the interpreter alone is checked on it, then
+"""An hour with a new card: what of the CUDA backend is younger than its dense bf16 path is checked on it, then
 timed. Nothing here imports torch but what is started."""

@@ -1,4 +1,4 @@
-"""Checks on a card what has run in the interpreter alone, then times it: a section after another, each command in a
+"""Checks on a new card what the interpreter can only emulate, then times it: a section after another, each command in a
 process of its own with a limit. A table as it goes, then JSON, with a log a command beside it.
 
     PYTHONPATH=src python -m bench.cuda.first_run --out first-run.json [--minutes 60] [--only states,sinks]"""

@@ -1,4 +1,4 @@
-"""What has not run on a card yet, as commands: the files of tests that hold it against its slow twin, then what times
+"""What to try on a new card, as commands: the files of tests that hold it against its slow twin, then what times
 it. Knows no torch."""
 
 from __future__ import annotations
