@@ -15,7 +15,7 @@ from twostroke.backends.cuda.kernels.activation import Activation, Gate
 from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
 from twostroke.backends.cuda.kernels.packed_products import (
-    CodedExperts,
+    Coded,
     CodedMatrix,
     experts_kernel,
     guesses_pay,
@@ -83,7 +83,7 @@ def product_emulated(
 
 def experts_emulated(
     inputs: torch.Tensor,
-    weights: CodedExperts,
+    weights: Coded,
     results: torch.Tensor,
     order: Order,
     *,

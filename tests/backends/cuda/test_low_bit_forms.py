@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, EightBitMatrix, quantise_rows, stored_order
-from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, _quantised, dequantise_into
+from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_into, quantised_by_groups
 from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, FP8, INT4, Code
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.matrix import LowBitMatrix, empty_low_bit
@@ -96,7 +96,7 @@ def test_a_clip_is_looked_for_that_leaves_less_error() -> None:
     """One large weight among small ones: to keep it whole costs all others."""
     weight = normal(64, 256, seed=3).float()
     weight[:, 5] *= 6
-    numbers, scales = _quantised(weight, 128)
+    numbers, scales = quantised_by_groups(weight, 128)
     found = (numbers.float() - 8) * scales.repeat_interleave(128, 1)
     plain_scales = weight.view(64, 2, 128).abs().amax(-1) / 7
     wide = plain_scales.repeat_interleave(128, 1)

@@ -12,6 +12,30 @@
 // UNIT_BYTES are those of 64 rows in a round of DEPTH inputs. Sums are brought back by what was taken off the weights'
 // exponents (TAKEN_OFF). STEPS: those that are unpacked together.
 
+// Where a thread's first sixteen bytes of a round lie, of codes that give a warp a quarter of a unit and its lanes sixteen
+// bytes in turn.
+struct Place16 {
+  u32 from;
+};
+
+template <u32 BYTES>
+struct Reader16 {
+  u32 from;
+  __device__ __forceinline__ Reader16(u32 thread) : from(kept(thread / 32 * (BYTES / 4) + thread % 32 * 16)) {}
+  __device__ __forceinline__ Place16 load(u32 unit) const { return {unit + from}; }
+};
+
+#if CODE == 7 || CODE == 8
+
+// A float8's exponent and mantissa are the lowest and the highest bits of a bfloat16's: subnormal or hardly more, which
+// tensor cores take as they are. 2^120.
+constexpr float TAKEN_OFF = 1.329227995784916e36f;
+
+// The upper bytes of both halves of a word.
+__device__ __forceinline__ u32 two_weights(u32 word) { return word & 0x80008000 | word >> 4 & 0x07F007F0; }
+
+#endif
+
 #if CODE == 12
 
 constexpr u32 DEPTH = 64;
@@ -37,16 +61,8 @@ __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 first, u32 second,
 }
 
 #define LOADS_ROUNDS
-
-struct Round {
-  u32 from;
-};
-
-struct Reader {
-  u32 from;
-  __device__ __forceinline__ Reader(u32 thread) : from(kept(thread / 32 * (UNIT_BYTES / 4) + thread % 32 * 16)) {}
-  __device__ __forceinline__ Round load(u32 unit) const { return {unit + from}; }
-};
+using Round = Place16;
+using Reader = Reader16<UNIT_BYTES>;
 
 __device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], const Round& round, u32 first_step) {
   uint4 codes = load_sixteen(round.from + 1024);
@@ -66,13 +82,6 @@ __device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], const Round
 constexpr u32 DEPTH = 128;
 constexpr u32 UNIT_BYTES = 64 * DEPTH;
 constexpr bool HAS_FACTORS = true;
-// A float8's exponent and mantissa are the lowest and the highest bits of a bfloat16's: subnormal or hardly more, which
-// tensor cores take as they are. 2^120.
-constexpr float TAKEN_OFF = 1.329227995784916e36f;
-
-// The upper bytes of both halves of a word.
-__device__ __forceinline__ u32 two_weights(u32 word) { return word & 0x80008000 | word >> 4 & 0x07F007F0; }
-
 #define LOADS_ROUNDS
 
 struct Round {
@@ -110,10 +119,6 @@ __device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], const Round
 constexpr u32 DEPTH = 128;
 constexpr u32 UNIT_BYTES = 64 * DEPTH;
 constexpr bool HAS_FACTORS = true;
-constexpr float TAKEN_OFF = 1.329227995784916e36f;  // as of code 8
-
-__device__ __forceinline__ u32 two_weights(u32 word) { return word & 0x80008000 | word >> 4 & 0x07F007F0; }
-
 __device__ __forceinline__ void four_words(u32 (&words)[4], u32 above, u32 below) {
   words[0] = two_weights(above);
   words[1] = two_weights(below);
@@ -122,16 +127,8 @@ __device__ __forceinline__ void four_words(u32 (&words)[4], u32 above, u32 below
 }
 
 #define LOADS_ROUNDS
-
-struct Round {
-  u32 from;
-};
-
-struct Reader {
-  u32 from;
-  __device__ __forceinline__ Reader(u32 thread) : from(kept(thread / 32 * (UNIT_BYTES / 4) + thread % 32 * 16)) {}
-  __device__ __forceinline__ Round load(u32 unit) const { return {unit + from}; }
-};
+using Round = Place16;
+using Reader = Reader16<UNIT_BYTES>;
 
 __device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], const Round& round, u32 first_step) {
 #pragma unroll

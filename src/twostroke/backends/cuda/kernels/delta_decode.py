@@ -238,5 +238,5 @@ def delta_step(
 
 
 def draft_warps(held: int) -> int:
-    """Of programs that hold so many numbers of a state over their tokens."""
+    """Of programs that hold this many numbers of a state over their tokens."""
     return min(max(held // 512, 1), 8)

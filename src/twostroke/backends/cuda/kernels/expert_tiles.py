@@ -244,7 +244,7 @@ class UnitExperts:
         if not card.has_hopper_kernels:
             return "it needs a Hopper GPU, a 16-bit type and CUDA's compiler"
         if not settings and rows > MOST_UNPACKED_ROWS * product.experts:
-            return "of so many rows an expert, weights are brought to floats once"
+            return "of more rows an expert than that, weights are brought to floats once"
         tile = PackedTile(**(settings or self._by_rule(product, rows, card)), code=self._code)
         return tile if tile.held_stages >= tile.least_stages else "it does not fit on a multiprocessor"
 

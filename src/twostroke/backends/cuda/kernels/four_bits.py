@@ -137,7 +137,7 @@ def dequantise_into(weight: FourBitMatrix, out: torch.Tensor) -> None:
 
 
 def dequantise_experts_into(first: FourBitMatrix, out: torch.Tensor, experts: int) -> None:
-    """Of so many matrices that lie one behind the other. out: [experts, rows, width], contiguous"""
+    """Of this many matrices that lie one behind the other. out: [experts, rows, width], contiguous"""
     assert out.numel() == experts * first.rows * first.width and out.is_contiguous()
     code = first.code
     launcher(_dequantise, (first.units * first.rounds, experts))(

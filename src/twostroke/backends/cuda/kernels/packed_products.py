@@ -22,16 +22,16 @@ from twostroke.backends.cuda.native import NativeKernel, TensorMap, rows_to_read
 SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "codes.cuh", "packed.cuh")
 
 
-class CodedExperts(Protocol):
-    """Those of all experts, as the product of experts takes them."""
+class Coded(Protocol):
+    """Weights as one of these products takes them: a matrix, or those of all experts side by side."""
 
     @property
     def data(self) -> torch.Tensor:
-        """uint8 [experts, units, rounds, bytes]"""
+        """uint8 [..., units, rounds, bytes]; of float8 by rows [rows, bytes]"""
 
     @property
     def factors(self) -> torch.Tensor | None:
-        """float32 [experts, rows of all units]"""
+        """float32 [..., rows of all units]"""
 
     @property
     def is_gated(self) -> bool: ...
@@ -39,19 +39,7 @@ class CodedExperts(Protocol):
     def code(self) -> Code: ...
 
 
-class CodedMatrix(Protocol):
-    """Weights as one of these products takes them."""
-
-    @property
-    def data(self) -> torch.Tensor: ...
-    @property
-    def factors(self) -> torch.Tensor | None:
-        """float32, of every row of its units"""
-
-    @property
-    def is_gated(self) -> bool: ...
-    @property
-    def code(self) -> Code: ...
+class CodedMatrix(Coded, Protocol):
     @property
     def units(self) -> int: ...
     @property
@@ -93,7 +81,7 @@ def weights_map(weight: CodedMatrix) -> TensorMap:
 
 def packed_experts_product(
     inputs: torch.Tensor,
-    weights: CodedExperts,
+    weights: Coded,
     results: torch.Tensor,
     order: Order,
     *,
