@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twostroke import __version__, backends, machine
-from twostroke.backends.interface import BackendFactory, BackendSettings, Companion, CostedFactory, MaskingBackend
+from twostroke.backends.interface import (
+    Backend,
+    BackendFactory,
+    BackendSettings,
+    Companion,
+    CostedFactory,
+    MaskingBackend,
+)
 from twostroke.cache import cache_folder
 from twostroke.config import KV_MEMORY_OPTION, EngineConfig, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError, BadRequestError
@@ -259,35 +266,11 @@ def assemble(
         own = companion.checkpoint
         other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
         refuse_other_tokens(checkpoint, own, tokenizer, other)
-    checkpoint, factory, resolved, shape = prepared.checkpoint, prepared.factory, prepared.resolved, prepared.shape
+    checkpoint, resolved = prepared.checkpoint, prepared.resolved
     refuse_tiers(config.kv, resolved.layout)
-    try:
-        backend = factory.create(
-            checkpoint,
-            resolved.layout,
-            BackendSettings(
-                max_context=resolved.max_context,
-                max_tokens_per_step=resolved.sizes.max_tokens_per_step,
-                threads=resolved.threads,
-                max_running=resolved.sizes.max_running,
-                formats=prepared.formats,
-                companions=prepared.companions,
-                drafts=bool(methods_of(config.speculate)),
-            ),
-        )
-    except (MemoryError, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
-        raise BackendError(
-            f"the {factory.name} backend could not be set up with {size(resolved.kv_bytes)} of KV and "
-            f"{resolved.threads} threads: {reason}; it may start with less memory for KV ({KV_MEMORY_OPTION})"
-        ) from error
-    itl_target_ms, calibration = resolved.sizes.itl_target_ms, prepared.calibration()
-    if calibration is not None:
-        step_cost = calibration.step_cost(shape)
-    else:  # a pace needs the cost of steps from the first one on
-        first = factory.first_coefficients(shape) if isinstance(factory, CostedFactory) else None
-        step_cost = StepCost(shape, NOTHING_MEASURED if itl_target_ms is None else prepared.ceilings(), first)
-    pace = pace_of(step_cost.seconds, itl_target_ms)
+    backend, calibration = _create(prepared, config), prepared.calibration()
+    step_cost = _step_cost(prepared, calibration)
+    pace = pace_of(step_cost.seconds, resolved.sizes.itl_target_ms)
     drafting, drafts_note = speculation(
         config.speculate, backend, step_cost, checkpoint.spec.vocab_size, shares=config.kv.prefix_caching
     )
@@ -326,4 +309,38 @@ def assemble(
     notes = (*notes, *getattr(backend, "notes", ()))
     if calibration is not None:
         notes = (*notes, f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average")
+    factory, shape = prepared.factory, prepared.shape
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared, grammars)
+
+
+def _create(prepared: Preparation, config: EngineConfig) -> Backend:
+    """The backend, with its weights."""
+    factory, resolved = prepared.factory, prepared.resolved
+    settings = BackendSettings(
+        max_context=resolved.max_context,
+        max_tokens_per_step=resolved.sizes.max_tokens_per_step,
+        threads=resolved.threads,
+        max_running=resolved.sizes.max_running,
+        formats=prepared.formats,
+        companions=prepared.companions,
+        drafts=bool(methods_of(config.speculate)),
+    )
+    try:
+        return factory.create(prepared.checkpoint, resolved.layout, settings)
+    except (MemoryError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
+        raise BackendError(
+            f"the {factory.name} backend could not be set up with {size(resolved.kv_bytes)} of KV and "
+            f"{resolved.threads} threads: {reason}; it may start with less memory for KV ({KV_MEMORY_OPTION})"
+        ) from error
+
+
+def _step_cost(prepared: Preparation, calibration: Calibration | None) -> StepCost:
+    """What steps should take: as calibrated, or as the backend's first costs have it."""
+    shape, factory = prepared.shape, prepared.factory
+    if calibration is not None:
+        return calibration.step_cost(shape)
+    # A pace needs the cost of steps from the first one on.
+    first = factory.first_coefficients(shape) if isinstance(factory, CostedFactory) else None
+    has_target = prepared.resolved.sizes.itl_target_ms is not None
+    return StepCost(shape, prepared.ceilings() if has_target else NOTHING_MEASURED, first)
