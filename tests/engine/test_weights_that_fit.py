@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from tests.backends.cuda.tables import H200
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda import FACTORY, products
 from twostroke.backends.cuda.model_matrices import held_weight_bytes
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BackendError
@@ -24,6 +26,7 @@ from twostroke.models.weights.tensor import WeightKind
 HERE = Machine(threads=2, total_memory_bytes=1 << 34, available_memory_bytes=1 << 34)
 TOTAL_BYTES = 141 * 10**9
 KV_BYTES = 4 * 10**9
+SHAPES = Path(__file__).parents[2] / "bench" / "shapes"
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +118,23 @@ def test_memory_within_a_limit() -> None:
     assert space.within(None) is space and space.within(200) is space
     assert space.within(70) == MemorySpace("a card", 70, 30, 0.9)
     assert space.within(10).free_beside_weights_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked", "weights", "least_tokens"),
+    [("llama-3.1-8b", "fp8", "fp8", 60_000), ("qwen3-30b-a3b", None, "int4", 20_000)],
+)
+def test_a_card_of_24_gb_holds_what_people_run_there(
+    shape: str, asked: str | None, weights: str, least_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that an engine needs beside weights counted, on a Hopper card that need not be there."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (TOTAL_BYTES, TOTAL_BYTES))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(products, "card_of", lambda *_: H200)
+    checkpoint = random_checkpoint(SHAPES / shape, WeightKind.BF16)
+    config = EngineConfig(backend="cuda", memory_gb=24, quantise=asked)
+    choice = choose_formats(config, checkpoint, HERE, FACTORY, "asked for")
+    assert choice.formats.weights == weights
+    for_kv = choice.memory.free_beside_weights_bytes * choice.memory.kv_share
+    tokens = for_kv / sum(need.bytes_per_token for need in choice.kv_needs)
+    assert tokens > least_tokens, f"{tokens:,.0f} tokens"
