@@ -16,6 +16,7 @@ from tests.models.tiny_checkpoints import make_tiny
 from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.buffers import tensor_bytes
 from twostroke.backends.cuda.kernels.product import Card
+from twostroke.backends.cuda.kernels.row_forms import RowForm
 from twostroke.backends.cuda.matrix import empty_low_bit
 from twostroke.backends.cuda.model_matrices import (
     MLP_KINDS,
@@ -27,7 +28,7 @@ from twostroke.backends.cuda.model_matrices import (
     offered_on,
     read_bytes,
 )
-from twostroke.backends.cuda.stored_codes import EXPERTS_TO, QUANTISED_TO
+from twostroke.backends.cuda.stored_codes import EXPERTS_TO, QUANTISED_TO, Held
 from twostroke.backends.cuda.weights import Weights
 from twostroke.core.formats import Formats, FormatWish
 from twostroke.cost.model_shape import DecodeWeights
@@ -140,6 +141,22 @@ def test_experts_and_what_mixes_in_16_bits_are_held_as_their_kernels_take_them(v
     on_card = held_on(held, checkpoint.spec, H200)
     in_units = {name for name, code in on_card.codes.items() if code != held.codes[name]}
     assert in_units == set(held.experts) and held_on(held, checkpoint.spec, OLDER) == held
+
+
+def test_experts_lie_in_units_where_both_products_do_and_where_that_takes_no_more_room(tmp_path: Path) -> None:
+    spec = load_checkpoint(make_tiny("qwen3_moe", tmp_path, num_hidden_layers=1)[0]).spec
+    first, last = "layers.0.gate_up", "layers.0.down"
+    int4, int8 = (RowForm(bits, "whole", 32, "f16").code for bits in (4, 8))
+    q3_k = RowForm(3, "whole", 16, "two").code
+    for codes, in_units in (
+        ({first: int4, last: int8}, {first, last}),
+        ({last: int8}, set()),  # gates in 16 bits: the kernels of few tokens read no other units
+        ({first: q3_k, last: int8}, set()),  # three bits are four there
+        ({first: int4, last: q3_k}, {first}),
+        ({first: int4}, {first}),
+    ):
+        found = held_on(Held(codes, experts=frozenset((first, last))), spec, H200)
+        assert {name for name, code in found.codes.items() if code.by_rows is None} == in_units
 
 
 @pytest.mark.gpu

@@ -161,7 +161,11 @@ def test_what_is_chosen_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(unasked, Formats) and unasked.weights == "bf16" and "--quantise none holds them" in unasked.line
     other = FACTORY.formats(checkpoint, FormatWish(STORED, "f16"))
     assert isinstance(other, Formats) and other.weights == "f16" and "are multiplied in bf16 alone" in other.line
-    assert offered_on(checkpoint, chosen, H200) == "all of its matrices are held in fewer bits than twelve"
+    offered = offered_on(checkpoint, chosen, H200)
+    assert offered == "no matrix of this model has a size and shape that products with packed weights take"
+    whole = gguf_of(tmp_path, {}, WeightKind.Q4_K)
+    offered = offered_on(whole, chosen, H200)
+    assert offered == "all of its matrices are held in fewer bits than twelve"
 
 
 def test_float8_by_rows_is_multiplied_in_float8(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from twostroke.backends.cuda import kv_codes
 from twostroke.backends.cuda.kernels.packed_format import FP8
-from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes, read_bytes
+from twostroke.backends.cuda.model_matrices import (
+    held_of,
+    held_on,
+    held_weight_bytes,
+    model_matrices,
+    quantising_bytes,
+    read_bytes,
+)
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.cuda.supported import unsupported_layers
@@ -136,10 +143,14 @@ class CudaFactory:
             return "this device multiplies no float8: that takes compute capability 8.9 or newer"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return f"with weights in {wish.weights} it computes and keeps KV in bf16"
-        arithmetic = "fp8" if wish.weights == "fp8" else "bf16"
-        why = "prompts are multiplied in float8, few rows in bf16" if arithmetic == "fp8" else "multiplied in bf16"
-        stored = checkpoint.main_kind().name
-        return Formats(wish.weights, arithmetic, "bf16", stored=stored, reasons=(why,))
+        found = Formats(wish.weights, "bf16", "bf16", stored=checkpoint.main_kind().name)
+        held, why = held_of(checkpoint, found), "multiplied in bf16"
+        is_float8 = set(held.codes.values()) == {FP8} and len(held.codes) == len(model_matrices(checkpoint.spec)) - 1
+        if is_float8:
+            why = "prompts are multiplied in float8, few rows in bf16"
+        elif FP8 in held.codes.values():
+            why = "prompts meet dense matrices in float8, all else is multiplied in bf16"
+        return replace(found, arithmetic="fp8" if is_float8 else "bf16", reasons=(why,))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         attentions = [checkpoint.spec.layers[layer].attention for layer in layers]
@@ -191,7 +202,7 @@ class CudaFactory:
         buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
-        weight_bytes = held_weight_bytes(checkpoint, formats) + quantising_bytes(checkpoint, formats)
+        weight_bytes = held_weight_bytes(checkpoint, formats, card) + quantising_bytes(checkpoint, formats)
         beside = weight_bytes + GRAPH_BYTES + tensor_bytes(buffers) + tensor_bytes(sampling)
         return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
 
@@ -324,7 +335,10 @@ def _reads_few_bits() -> bool:
         return True
     import torch
 
-    return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9
+    from twostroke.backends.cuda.products import card_of
+
+    is_there = torch.cuda.is_available()
+    return not is_there or card_of(torch.device("cuda"), torch.bfloat16).has_hopper_kernels
 
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:

@@ -51,7 +51,7 @@ class Buffers:
         self.products = ProductScratch(spec, num_tokens, dtype, device, held)
         self.experts = None
         if spec.moe is not None:
-            unpacked = unpacked_weights(spec, held)
+            unpacked = unpacked_weights(spec, held, num_tokens)
             self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device, unpacked)
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, self.attention.shape[1], dtype=dtype, device=device)

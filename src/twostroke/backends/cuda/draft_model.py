@@ -169,8 +169,9 @@ def _kernels_of(
 def companion_bytes(checkpoint: Checkpoint, formats: Formats, sizes: StepSizes) -> int:
     """Of weights, and of room for what it computes. `sizes`: of steps, at most."""
     held, nowhere = held_of(checkpoint, formats), torch.device("meta")
-    if torch.cuda.is_available():
-        held = held_on(held, checkpoint.spec, card_of(torch.device("cuda"), torch.bfloat16))
+    card = card_of(torch.device("cuda"), torch.bfloat16) if torch.cuda.is_available() else None
+    if card is not None:
+        held = held_on(held, checkpoint.spec, card)
     buffers = Buffers(checkpoint.spec, sizes.max_tokens_per_step, sizes.max_running, nowhere, torch.bfloat16, held)
-    weight_bytes = held_weight_bytes(checkpoint, formats) + quantising_bytes(checkpoint, formats)
+    weight_bytes = held_weight_bytes(checkpoint, formats, card) + quantising_bytes(checkpoint, formats)
     return weight_bytes + tensor_bytes(buffers)

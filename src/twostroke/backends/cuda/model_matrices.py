@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS, in_thousandths
+from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS, MOST_UNPACKED_ROWS, in_thousandths
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
-from twostroke.backends.cuda.kernels.packed_format import Code, can_be_units, packed_bytes
+from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, can_be_units, packed_bytes
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.state_shape import first_tensors, first_width, mixed_width
 from twostroke.backends.cuda.stored_codes import (
@@ -41,6 +41,11 @@ from twostroke.models.spec import (
 ELEMENT_BYTES = 2
 """Of a weight in the type that is computed in."""
 MLP_KINDS = ("gate_up", "down", "shared_gate_up", "shared_down")
+WHOLE_UNITS = (1, UNIT_ROWS, 32 * LOW_BIT_DEPTH)
+"""A matrix that is compared in: without padding."""
+MOST_OF_ROWS = 1.15
+"""Times the bytes of experts by rows that units may take: what a file takes should still fit. Not so of two bits and of
+three, which are held in four there."""
 MIXES_IN_16_BITS = "latent attention and layers that keep states are computed by 16-bit matrices"
 NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
 ORDER_BYTES = 8
@@ -176,9 +181,14 @@ def held_on(held: Held, spec: ModelSpec, card: Card) -> Held:
     if not card.has_hopper_kernels or not held.experts:
         return held
     codes = dict(held.codes)
-    for matrix in model_matrices(spec):
-        if matrix.name in held.experts and (code := held.codes.get(matrix.name)) is not None:
-            codes[matrix.name] = _in_units(matrix.product, code, spec)
+    for index in range(spec.num_layers):
+        for matrix in layer_matrices(spec, index):  # of experts `gate_up` is ahead of `down`
+            if matrix.name not in held.experts or (code := codes.get(matrix.name)) is None:
+                continue
+            # The kernels of few tokens, which the first product is chosen for, read no second one in units.
+            first = codes.get(layer_name(index, "gate_up"))
+            if matrix.kind == "gate_up" or (first is not None and first.by_rows is None):
+                codes[matrix.name] = _in_units(matrix.product, code, spec)
     return replace(held, codes=codes)
 
 
@@ -188,7 +198,10 @@ def _in_units(product: Product, code: Code, spec: ModelSpec) -> Code:
     is_taken = can_be_units(product.shape, is_gated=product.is_gated) and product.experts <= MAX_PACKED_EXPERTS
     if not is_taken or code.by_rows is None or (clamp is not None and in_thousandths(clamp) is None):
         return code
-    return as_units(code.by_rows) or code
+    found = as_units(code.by_rows)
+    if found is None or found.num_bytes(WHOLE_UNITS) > MOST_OF_ROWS * code.num_bytes(WHOLE_UNITS):
+        return code
+    return found
 
 
 def _mixes_in_16_bits(spec: ModelSpec) -> bool:
@@ -208,9 +221,11 @@ def _stored(matrix: ModelMatrix) -> Stored:
     return Stored(matrix.name, matrix.tensors, bool(matrix.product.experts))
 
 
-def held_weight_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
-    """What all weights take on a device, without copies."""
+def held_weight_bytes(checkpoint: Checkpoint, formats: Formats, card: Card | None = None) -> int:
+    """What all weights take on a device, without copies. `card`: where experts may lie in units."""
     held, spec = held_of(checkpoint, formats), checkpoint.spec
+    if card is not None:
+        held = held_on(held, spec, card)
     total = 2 * sum(prod(shape) for shape in spec.tensor_shapes().values())
     for matrix in model_matrices(spec):
         if (code := held.codes.get(matrix.name)) is not None:
@@ -241,22 +256,25 @@ def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:
 
 
 def _code_of_tensor(checkpoint: Checkpoint, name: str, formats: Formats) -> Code | None:
-    if name == "output" and formats.weights == STORED:
-        return _head_code(checkpoint)
-    is_kept = name in ("embedding", "output") or name.endswith(".router")
-    if not is_kept and _mixes_in_16_bits(checkpoint.spec):
-        is_kept = not name.endswith((".gate", ".up", ".down"))
-    if is_kept or formats.weights != STORED:
-        return None if is_kept else (EXPERTS_TO if ".experts." in name else QUANTISED_TO).get(formats.weights)
-    matrices = layer_matrices(checkpoint.spec, int(name.split(".")[1]))  # as `layer_name` has it
-    owner = next(one for one in matrices if name in one.tensors)
-    return stored_held(checkpoint, [_stored(owner)]).codes.get(owner.name)
+    if not is_low_bit(formats):
+        return None
+    if not (_codes_of and _codes_of[0][0] is checkpoint and _codes_of[0][1] == formats):
+        held = held_of(checkpoint, formats)
+        matrices = (one for one in model_matrices(checkpoint.spec) if one.name in held.codes)
+        _codes_of[:] = [(checkpoint, formats, {name: held.codes[one.name] for one in matrices for name in one.tensors})]
+    return _codes_of[0][2].get(name)
 
 
-def unpacked_weights(spec: ModelSpec, held: Held) -> int:
-    """Of the largest matrix of all experts that lies in units."""
-    in_units = (name for name in held.experts if name in held.codes and held.codes[name].by_rows is None)
-    names = set(in_units)
+_codes_of: list[tuple[Checkpoint, Formats, dict[str, Code]]] = []
+"""By tensor, of the checkpoint that was asked about last: whoever prices a model asks for each of its tensors."""
+
+
+def unpacked_weights(spec: ModelSpec, held: Held, num_tokens: int) -> int:
+    """Of the largest matrix of all experts that steps of `num_tokens` tokens, at most, bring from units to floats."""
+    moe = spec.moe
+    if moe is None or num_tokens * moe.experts_per_token <= MOST_UNPACKED_ROWS * moe.num_experts:
+        return 0
+    names = {name for name in held.experts if name in held.codes and held.codes[name].by_rows is None}
     return max((prod(one.product.shape) for one in model_matrices(spec) if one.name in names), default=0)
 
 
@@ -265,28 +283,26 @@ def products_of(spec: ModelSpec) -> list[Product]:
     return list(dict.fromkeys(matrix.product for matrix in model_matrices(spec)))
 
 
-def with_copies(spec: ModelSpec, choices: Choices, *, is_low_bit: bool = False) -> list[ModelMatrix]:
-    """A head has one only where layers have, or where they are held in fewer bits anyway (`is_low_bit`)."""
-    if is_low_bit:
-        head = head_of(spec)
-        return [head] if head.has_copy(choices) else []
-    found = [matrix for matrix in model_matrices(spec) if matrix.has_copy(choices)]
-    return [] if [matrix.kind for matrix in found] == ["head"] else found
+def with_copies(spec: ModelSpec, choices: Choices, held: Held = AS_COMPUTED) -> list[ModelMatrix]:
+    """Of those that are not held in few bits. A head has one only where layers have, or are in fewer bits anyway."""
+    found = [one for one in model_matrices(spec) if one.name not in held.codes and one.has_copy(choices)]
+    return [] if [matrix.kind for matrix in found] == ["head"] and not held.codes else found
 
 
 def offered_on(checkpoint: Checkpoint, formats: Formats, card: Card) -> DecodeWeights | str:
     """What copies for decode take on a card and spare its steps; or why there can be none."""
-    is_low = is_low_bit(formats)
-    if formats.weights != "bf16" and not is_low:
+    if formats.weights != "bf16" and not is_low_bit(formats):
         return NEEDS_BF16
-    if formats.weights == STORED and _head_code(checkpoint) is not None:
-        return "all of its matrices are held in fewer bits than twelve"
-    return sizes_of(checkpoint, Choices.on(card), is_low_bit=is_low) if card.has_hopper_kernels else NEEDS_HOPPER
+    if not card.has_hopper_kernels:
+        return NEEDS_HOPPER
+    return sizes_of(checkpoint, Choices.on(card), held_of(checkpoint, formats))
 
 
-def sizes_of(checkpoint: Checkpoint, choices: Choices, *, is_low_bit: bool = False) -> DecodeWeights | str:
+def sizes_of(checkpoint: Checkpoint, choices: Choices, held: Held = AS_COMPUTED) -> DecodeWeights | str:
     spec = checkpoint.spec
-    matrices = with_copies(spec, choices, is_low_bit=is_low_bit)
+    matrices = with_copies(spec, choices, held)
+    if not matrices and all(matrix.name in held.codes for matrix in model_matrices(spec)):
+        return "all of its matrices are held in fewer bits than twelve"
     if not matrices:
         return "no matrix of this model has a size and shape that products with packed weights take"
     experts = [matrix for matrix in matrices if matrix.product.experts]

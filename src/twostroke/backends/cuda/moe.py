@@ -126,7 +126,9 @@ class MoeBlock:
         activations, weights = scratch.activations[:1], self._weights
         for matrix, places in ((weights.gate_up, (x, activations)), (weights.down, (activations, x))):
             for _, choice in self._choices.later_lines(matrix.product, matrix.form_names, 0):
-                if not isinstance(choice.tile, FewTile):  # whose steps are all launched at start
+                # Steps of few tokens are all launched at start; what no step is long enough for has no room.
+                is_too_long = isinstance(choice.tile, UnpackedTile) and not len(scratch.unpacked)
+                if not isinstance(choice.tile, FewTile) and not is_too_long:
                     self.multiply(places[0], matrix, places[1], order, choice, scratch)
 
     def multiply(

@@ -152,7 +152,7 @@ def experts_code(tensors: Sequence[WeightTensor]) -> Code | str:
         return first.code
     if any(form.levels not in ("whole", "iq4_nl") for form in found):
         return f"experts of {' and '.join(sorted({one.kind.name for one in found.values()}))} have no form together"
-    return replace(HOLDS_ALL, group=min(form.group or tensors[0].shape[1] for form in found)).code
+    return replace(HOLDS_ALL, group=min(32, *(form.group or 32 for form in found))).code
 
 
 def as_units(form: RowForm) -> Code | None:

@@ -99,7 +99,7 @@ class Weights:
         head_forms: dict[str, Form] = {"plain": Plain(embedding)} if spec.tied_embeddings else loader.forms(head)
         weights = Weights(embedding, layers, loader.place(("final_norm",)), Matrix("head", head.product, head_forms))
         if copies is not None and dtype == torch.bfloat16:
-            names = {matrix.name for matrix in with_copies(spec, copies, is_low_bit=bool(held.codes))}
+            names = {matrix.name for matrix in with_copies(spec, copies, held)}
             for matrix in weights.matrices():
                 if matrix.name in names and "plain" in matrix.forms:
                     matrix.make_room_for_packed()

@@ -34,6 +34,8 @@ from twostroke.core.errors import ModelError
 POWERS_UP: Final = 66
 """What is added to the exponents of powers of two (codes.cuh)."""
 MOST_POWER: Final = 254 - POWERS_UP
+SLICE_ROUNDS: Final = 1 << 8
+"""Rounds of units whose numbers are laid out at a time."""
 MX_NUMBER_BYTES: Final = UNIT_ROWS * LOW_BIT_DEPTH // 2
 """Of a round of a unit; the powers follow."""
 
@@ -114,10 +116,9 @@ class SmallFloatUnits:
             return
         if int(scales.max()) > MOST_POWER:
             raise ModelError(f"{name} has a scale that is not a number, or is larger than 2^{MOST_POWER - 127}")
-        bits = (laid[..., None] >> torch.arange(4, device=laid.device, dtype=torch.uint8) & 1).flatten(2)
-        words = bits[..., _mx_order(self.data.device)].unflatten(-1, (-1, 8)).int()
-        weights_of_bits = 1 << torch.arange(8, device=laid.device, dtype=torch.int32)
-        self.data[..., :MX_NUMBER_BYTES] = (words * weights_of_bits).sum(-1).to(torch.uint8)
+        step = max(1, SLICE_ROUNDS // rounds)
+        for start in range(0, units, step):
+            self.data[start : start + step, :, :MX_NUMBER_BYTES] = _mx_bytes(laid[start : start + step])
         held = LOW_BIT_DEPTH // MX_GROUP
         powers = functional.pad(scales.int(), (0, rounds * held - scales.shape[1])) + POWERS_UP
         of_rows = to_units(powers, is_gated=self.is_gated).view(units, 4, 2, 8, rounds, held)
@@ -143,6 +144,14 @@ class SmallFloatUnits:
             scales = torch.exp2(of_rows.reshape(units * UNIT_ROWS, -1).double() - POWERS_UP - 127).float()
             by_row = levels.reshape(units * UNIT_ROWS, -1) * scales.repeat_interleave(MX_GROUP, 1)
         return from_units(by_row, self.rows, is_gated=self.is_gated)[:, : self.width]
+
+
+def _mx_bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """uint8 [units, rounds, row * input], of four bits each, to the bytes of whole rounds. Takes some forty bytes a
+    number meanwhile."""
+    bits = (numbers[..., None] >> torch.arange(4, device=numbers.device, dtype=torch.uint8) & 1).flatten(2)
+    words = bits[..., _mx_order(numbers.device)].unflatten(-1, (-1, 8)).int()
+    return (words << torch.arange(8, device=numbers.device, dtype=torch.int32)).sum(-1).to(torch.uint8)
 
 
 def _lanes(device: torch.device) -> tuple[torch.Tensor, ...]:
