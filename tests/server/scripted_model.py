@@ -18,8 +18,12 @@ CONTROL_TOKENS = [END, "<|turn|>", "<|answer|>", "<|call|>", "<|python_tag|>", "
 OWN_TOKENS = {
     "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
     "minimax": ["<minimax:tool_call>", "</minimax:tool_call>"],
+    "harmony": ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|return|>"],
 }
 """Control tokens of one format alone: some are known by them."""
+HARMONY_THOUGHT = ["<|start|>", "assistant", "<|channel|>", "analysis", "<|message|>", "Let me", " see.", END]
+HARMONY_ANSWER = [END, "<|start|>", "assistant", "<|channel|>", "final", "<|message|>"]
+"""As likely as another thought."""
 THOUGHT = ["<think>", "Let me", " see.", "</think>", "\n\n", "Well, ", "well.", END]
 HOLES = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"]
 FILLED = ["<|fim_middle|>", "return", " a + b", "<|fim_pad|>", "and more"]
@@ -61,6 +65,9 @@ TEMPLATES = {
 {% endfor %}</minimax:tool_call>{% endif %}
 {{- message.content or "" }}<|end|>{% endfor %}<|turn|>ai
 <|call|>""",
+    "harmony": """
+{%- for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endfor -%}
+<|start|>assistant{% if has_opened %}<|channel|>final<|message|>{% endif %}""",
     "hermes": """
 {%- if tools %}<|turn|>system
 {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
@@ -119,7 +126,8 @@ CALLS = {
 
 
 def make_scripted(folder: Path, tool_format: str) -> Path:
-    lines = [["<|call|>", *CALLS[tool_format]]]
+    """`harmony` thinks, and knows no call."""
+    lines = [["<|call|>", *CALLS[tool_format]]] if tool_format in CALLS else [HARMONY_THOUGHT, HARMONY_ANSWER]
     if tool_format == "hermes":
         lines += [["<|answer|>", *THOUGHT], FILLED]
     tokenizer = _tokenizer(lines, [*CONTROL_TOKENS, *OWN_TOKENS.get(tool_format, []), *HOLES])
@@ -134,7 +142,9 @@ def make_scripted(folder: Path, tool_format: str) -> Path:
         follows[tokenizer.token_to_id("Let me"), newline] = 1.0
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": END if tool_format in CALLS else "<|return|>"})
+    )
     (folder / "chat_template.jinja").write_text(TEMPLATES[tool_format])
     _save_weights(folder, follows)
     return folder

@@ -4,13 +4,16 @@ model writes is taken apart alike wherever it is cut, and nothing of it is an er
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
+from twostroke.core.grammar import ForeseeingMatcher, GrammarSpec
 from twostroke.server.parsing import AnswerParser, finished_calls
+from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonySplitter
 from twostroke.text.tool_parsers import HARMONY
 
@@ -133,3 +136,77 @@ def test_sound_messages_lose_nothing(messages: list[tuple[str, str]]) -> None:
     for channel, found in (("analysis", reasoning), ("final", content)):
         assert found == "\n\n".join(said for own, said in kept if own == channel and said)
     assert calls == []
+
+
+WORDS_OF_MODEL = [bytes([byte]) for byte in range(256)] + [b"analysis", b"final", b"assistant"]
+ID_OF = {text: len(WORDS_OF_MODEL) + index for index, text in enumerate(MARKERS)}
+VOCABULARY = [*WORDS_OF_MODEL, *(marker.encode() for marker in MARKERS)]
+ENDS = [ID_OF[RETURN], ID_OF[CALL]]
+
+
+def tokens(text: str) -> list[int]:
+    pieces = re.split("(" + "|".join(map(re.escape, MARKERS)) + ")", text)
+    return [token for piece in pieces for token in ([ID_OF[piece]] if piece in ID_OF else piece.encode())]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(Vocabulary(VOCABULARY, sorted(ID_OF.values()), ENDS))
+
+
+def matcher(grammars: GrammarCompiler, kind: str, text: str) -> ForeseeingMatcher:
+    found = grammars.matcher(GrammarSpec(kind, text, thought="harmony"))
+    assert isinstance(found, ForeseeingMatcher)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar", "answer", "wrong"),
+    [
+        ("json_schema", '{"type": "integer"}', "7", "seven"),
+        ("json_schema", '{"type": "string"}', '"<|} \u00df"', f'"{END}"'),
+        ("regex", "a/b|\n", "a/b", "c"),
+        ("choice", '["}", "\\""]', '"', "{"),
+        ("lark", 'start: "{" start "}" | ""', "{{}}", "{"),
+    ],
+)
+def test_a_held_answer_is_a_row_of_messages(
+    grammars: GrammarCompiler, kind: str, grammar: str, answer: str, wrong: str
+) -> None:
+    for thoughts in ("", THOUGHT + NEXT, THOUGHT + NEXT + THOUGHT + NEXT):
+        for text, is_taken in ((answer, True), (wrong, False)):
+            row = tokens(f"{thoughts}{FINAL}{text}{RETURN}")
+            assert (matcher(grammars, kind, grammar).num_taken(row) == len(row)) == is_taken
+    for broken in (
+        answer,
+        f"{CHANNEL}commentary{MESSAGE}",
+        f"{THOUGHT}{RETURN}",
+        f"{THOUGHT}{CHANNEL}",
+        f"{THOUGHT}{END}{CHANNEL}",
+    ):
+        row = tokens(broken)
+        assert matcher(grammars, kind, grammar).num_taken(row) < len(row)
+
+
+def test_what_a_held_answer_must_write_is_foreseen(grammars: GrammarCompiler) -> None:
+    found = matcher(grammars, "choice", '["yes", "yet"]')
+    for written, forced in (
+        ("", CHANNEL),
+        (CHANNEL, ""),
+        (f"analysis{MESSAGE}Hm.", ""),
+        (END, f"{START}assistant{CHANNEL}"),
+        (f"{START}assistant{CHANNEL}f", f"inal{MESSAGE}ye"),
+    ):
+        for token in tokens(written):
+            found.advance(token)
+        assert b"".join(VOCABULARY[token] for token in found.forced()).decode() == forced
+    other = found.copy()
+    assert isinstance(other, ForeseeingMatcher) and other.num_taken(tokens(f"inal{MESSAGE}yes{RETURN}")) == 9
+
+
+def test_the_bare_grammar_is_another() -> None:
+    """Where a thought is not watched, it is the same."""
+    bare = GrammarSpec("regex", "a")
+    assert GrammarSpec("regex", "a", thought="open").compiled == bare == bare.compiled
+    held = GrammarSpec("regex", "a", thought="harmony")
+    assert held.compiled == held != bare

@@ -4,13 +4,13 @@ travel between processes; a matcher says which tokens may come next. Knows no li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from twostroke.core.errors import BadRequestError
 
 GRAMMAR_KINDS = ("json_schema", "regex", "choice", "lark")
-THOUGHTS = ("none", "open", "possible")
+THOUGHTS = ("none", "open", "possible", "harmony")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,9 @@ class GrammarSpec:
     """`json_schema`, `regex`, `lark`, or `choice` (a JSON list of strings, of which the answer is one)."""
     text: str
     thought: str = "none"
-    """What stands before it, unwatched: nothing (`none`), the rest of a thought that the prompt has opened (`open`), or
-    a thought if the model opens one (`possible`). The grammar begins behind the thought."""
+    """What stands before it. Unwatched: nothing (`none`), the rest of a thought that the prompt has opened (`open`), or
+    a thought if the model opens one (`possible`); the grammar begins behind it. Watched, too (`harmony`): messages of
+    that format, thoughts at will and then the final one, whose text the grammar is of."""
 
     def __post_init__(self) -> None:
         if self.thought not in THOUGHTS:
@@ -29,6 +30,11 @@ class GrammarSpec:
             raise BadRequestError(f"a grammar's kind must be one of {', '.join(GRAMMAR_KINDS)}, not {self.kind!r:.40}")
         if not isinstance(self.text, str):
             raise BadRequestError(f"a grammar must be text, not {type(self.text).__name__}")
+
+    @property
+    def compiled(self) -> GrammarSpec:
+        """What is compiled of it: a thought that is not watched makes no other grammar."""
+        return self if self.thought in ("none", "harmony") else replace(self, thought="none")
 
 
 STUCK = "the answer's grammar could not be followed further"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from twostroke.core.grammar import GrammarSpec
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.messages import Ready
 from twostroke.server.parsing import AnswerParser
@@ -15,6 +16,7 @@ from twostroke.server.sampling import check_served
 from twostroke.server.service import Service
 from twostroke.server.structured import Named
 from twostroke.server.tools import ToolRequest, told_of_tools
+from twostroke.text import harmony
 from twostroke.text.harmony import HarmonySplitter
 from twostroke.text.reasoning import MARKERS, THINK, Markers, ThinkSplitter
 from twostroke.text.tool_parsers.formats import ToolFormat
@@ -94,9 +96,11 @@ async def prepare(
     before = thought or "none"
     if markers is not None and held_to is not None and held_to is grammar and markers.closing in held_to[1].text:
         before = "none"  # whoever wrote the grammar has written the thought into it
+    is_harmony = service.reasoning_parser == "harmony"
+    if is_harmony and held_to is not None and held_to is grammar and _needs_channels(service, prompt, held_to[1]):
+        before = "harmony"  # tools' own grammars have the messages in them
     sampling = await service.constrained(sampling, held_to, before)
     known = frozenset() if markers is None else markers.tokens & encoder.tokenizer.special_tokens.keys()
-    is_harmony = service.reasoning_parser == "harmony"
     if is_harmony or tools.is_on or known:  # markers may be control tokens
         sampling = replace(sampling, skip_special_tokens=False)
     tool_format = service.tool_format if tools.is_on else None
@@ -128,9 +132,20 @@ def _harmony_turn(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "thinking": whole, "content": None}
 
 
+def _needs_channels(service: Service, prompt: tuple[int, ...], grammar: GrammarSpec) -> bool:
+    """Whether this grammar is of the final message's text alone, and the model is yet to open that."""
+    has_tokens = service.encoder().tokenizer.special_tokens.keys() >= harmony.HELD_BY
+    is_whole = grammar.kind == "lark" and harmony.CHANNEL in grammar.text  # its author has written the messages, too
+    return has_tokens and not is_whole and not _ending(service, prompt).endswith(harmony.MESSAGE)
+
+
 def _thought(service: Service, prompt: tuple[int, ...], markers: Markers) -> str:
-    ending = service.encoder().tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False).rstrip()
+    ending = _ending(service, prompt)
     if ending.endswith(markers.opening):
         return "open"
     # A template that was told not to think closes it itself.
     return "none" if ending.endswith(markers.closing) else "possible"
+
+
+def _ending(service: Service, prompt: tuple[int, ...]) -> str:
+    return service.encoder().tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False).rstrip()

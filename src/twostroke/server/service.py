@@ -116,7 +116,9 @@ class Service:
             raise bad_request(f"ignore_eos does not go with {named[0]}: its answer ends where it is complete", named[0])
         if self.grammars is None:
             raise engine_unavailable("the server is still starting")
-        return replace(sampling, grammar=replace(await self.grammars.admit(named), thought=thought))
+        field, spec = named[0], replace(named[1], thought=thought)
+        await self.grammars.admit((field, spec.compiled))
+        return replace(sampling, grammar=spec)
 
     def level_of(self, request: Request, wish: str | None, tier: str | None = None) -> str:
         """The class that a request is served in; a wish that cannot be had is refused."""

@@ -8,13 +8,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from twostroke.core.errors import BadRequestError, install_hint
 from twostroke.core.grammar import GrammarSpec, TokenMatcher
+from twostroke.text import harmony
 from twostroke.text.after_thought import AfterThought, ThoughtMasks, bits
 from twostroke.text.grammar_matcher import GrammarMatcher, first_line
 from twostroke.text.reasoning import markers_in
@@ -141,14 +141,14 @@ class GrammarCompiler:
         return self._find(spec)
 
     def is_compiled(self, spec: GrammarSpec) -> bool:
-        return replace(spec, thought="none") in self._compiled
+        return spec.compiled in self._compiled
 
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         compiled = self._find(spec)
         with self._lock:
             start, forget = compiled.start.deep_copy(), partial(self._forget, spec)
             found = GrammarMatcher(start, self._end_mask, len(self._vocabulary.tokens), forget)
-            if spec.thought == "none":
+            if spec.thought in ("none", "harmony"):
                 return found
             if self._thoughts is None:
                 tokens = self._vocabulary.tokens
@@ -156,7 +156,7 @@ class GrammarCompiler:
             return AfterThought(found, self._thoughts, is_open=spec.thought == "open")
 
     def _find(self, spec: GrammarSpec) -> CompiledGrammar:
-        spec = replace(spec, thought="none")  # it is the same grammar
+        spec = spec.compiled
         found = self._compiled.get(spec) or self._compile(spec)
         with self._lock:
             found = self._compiled.setdefault(spec, found)
@@ -168,16 +168,15 @@ class GrammarCompiler:
 
     def _forget(self, spec: GrammarSpec) -> None:
         """Drop the compiled grammar: copies share its caches and limits, so once one copy is stuck, all are."""
-        spec = replace(spec, thought="none")
         with self._lock:
-            self._compiled.pop(spec, None)
-            self._latest.pop(spec, None)
+            self._compiled.pop(spec.compiled, None)
+            self._latest.pop(spec.compiled, None)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The library lets other threads run meanwhile."""
         check_size(spec)
         try:
-            start = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
+            start = self._library.LLMatcher(self._tokenizer, self._whole(spec), log_level=0, limits=self._limits)
             start.compute_bitmask()  # some limits are only met here
         except Exception as error:  # whatever a stranger's grammar can bring about in the library
             raise BadRequestError(f"it cannot be followed: {first_line(str(error))}") from None
@@ -202,6 +201,16 @@ class GrammarCompiler:
                 matcher.consume_token((lowest if takes_first else allowed).bit_length() - 1)
             if matcher.is_error():
                 raise BadRequestError(f"it cannot be followed: {first_line(matcher.get_error())}")
+
+    def _whole(self, spec: GrammarSpec) -> str:
+        """Of all that is watched."""
+        source = self._source(spec)
+        if spec.thought != "harmony":
+            return source
+        is_lark = spec.kind in ("lark", "choice")  # the library leaves Lark as it is, and wraps the others
+        answer = {"lark_grammar": source} if is_lark else json.loads(source)["grammars"][0]
+        messages = {"name": "messages", "lark_grammar": harmony.HELD_ANSWER}
+        return json.dumps({"grammars": [messages, {**answer, "name": "answer"}]})
 
     def _source(self, spec: GrammarSpec) -> str:
         matcher = self._library.LLMatcher

@@ -62,8 +62,9 @@ class GrammarCheck:
     def _ask(self, spec: GrammarSpec) -> dict[str, str]:
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
+        message = Message({"kind": spec.kind, "text": spec.text, "thought": spec.thought})
         try:
-            return exchange(self._process, Message({"kind": spec.kind, "text": spec.text}), COMPILE_LIMIT_S).fields
+            return exchange(self._process, message, COMPILE_LIMIT_S).fields
         except ProcessEndedError as ended:
             self.close()
             if ended.by_clock:

@@ -19,6 +19,12 @@ CALL_AFTER_NAME = f" {CONSTRAIN}json{MESSAGE}"
 THOUGHT = (f"{CHANNEL}analysis{MESSAGE}", f"{END}{START}assistant")
 """What opens a thought, and what stands between it and the next message's channel."""
 ANSWER_OPENING = f"{CHANNEL}final{MESSAGE}"
+HELD_ANSWER = rf"""start: thought* {CHANNEL} "final" {MESSAGE} @answer
+thought: {CHANNEL} "analysis" {MESSAGE} TEXT {END} {START} "assistant"
+TEXT: /(.|\n)*/"""
+"""Lark of a whole answer whose final text is held to the grammar `answer`. No control token is part of a TEXT."""
+HELD_BY = frozenset({START, CHANNEL, MESSAGE, END})
+"""The control tokens that it needs."""
 SIGNS = (CHANNEL, MESSAGE, CONSTRAIN)
 """That tell a model which writes so."""
 MAX_HEADER_CHARS = 512
