@@ -209,7 +209,7 @@ def test_ctrl_c_while_waiting_loses_nothing(backend: Successor) -> None:
     backend.may_run.set()
     engine.scheduler.check()
     answers.drain(engine)
-    assert answers.tokens["kept"] == [4, 5, 6, 7, 8]
+    assert answers.tokens["kept"] == [4, 5, 6, 7, 8], answers.ends
     assert_nothing_left(engine, backend)
 
 

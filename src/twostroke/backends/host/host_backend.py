@@ -43,6 +43,8 @@ VECTOR_NOT_FINITE = "the model produced a vector that is not finite"
 MAX_DRAFTS = 32
 HAND_OVER_S = 1e-3
 """The longest that a step waits for its caller to take the first tokens of the one before."""
+LOOK_UP_S = 0.2
+"""How often who waits for a step sees to interrupts."""
 
 
 class HostTicket:
@@ -55,7 +57,15 @@ class HostTicket:
         return self._future.done()
 
     def result(self) -> StepResult:
-        result = self._future.result()
+        """An interrupt that comes just before a wait begins does not end it: so the wait is looked up from."""
+        while True:
+            try:
+                result = self._future.result(LOOK_UP_S)
+                break
+            except TimeoutError:  # of the wait, unless the step itself is done by one
+                if self._future.done():
+                    result = self._future.result()
+                    break
         if self._taken is not None:
             self._taken.set()
         return result
