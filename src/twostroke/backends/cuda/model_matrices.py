@@ -258,11 +258,13 @@ def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:
 def _code_of_tensor(checkpoint: Checkpoint, name: str, formats: Formats) -> Code | None:
     if not is_low_bit(formats):
         return None
-    if not (_codes_of and _codes_of[0][0] is checkpoint and _codes_of[0][1] == formats):
+    known = _codes_of[0] if _codes_of else None  # another thread may ask about another model
+    if known is None or known[0] is not checkpoint or known[1] != formats:
         held = held_of(checkpoint, formats)
         matrices = (one for one in model_matrices(checkpoint.spec) if one.name in held.codes)
-        _codes_of[:] = [(checkpoint, formats, {name: held.codes[one.name] for one in matrices for name in one.tensors})]
-    return _codes_of[0][2].get(name)
+        known = checkpoint, formats, {name: held.codes[one.name] for one in matrices for name in one.tensors}
+        _codes_of[:] = [known]
+    return known[2].get(name)
 
 
 _codes_of: list[tuple[Checkpoint, Formats, dict[str, Code]]] = []
