@@ -11,6 +11,7 @@ import torch
 from tests.backends.cuda.tables import table_of
 from tests.models.tiny_checkpoints import make_tiny
 
+from bench.cuda import tune_from_nothing
 from twostroke.backends.cuda import tuning
 from twostroke.backends.cuda.kernels.packed_format import GROUPED_CODES
 from twostroke.backends.cuda.kernels.product import Product
@@ -162,6 +163,24 @@ def test_a_model_is_tuned(
             line_of = kept.products[product]["plain"]
             assert line_of[0].measured_us and choices.of(product, rows, ("plain",)).kernel.form == "plain"
     assert Product("plain", 1, 1) not in kept.products
+
+
+def test_what_is_found_from_nothing_takes_turns_with_the_package(
+    spec: ModelSpec, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bench/cuda/tune_from_nothing.py: where the found choice is the fastest there is, nothing else is faster."""
+
+    def by_name(case: Case, trials: Sequence[Trial], replays: int) -> list[float]:
+        return [1.0 + len(str(trial)) for trial in trials]
+
+    monkeypatch.setattr(tuning, "graph_us", by_name)
+    monkeypatch.setattr(tune_from_nothing, "graph_us", by_name)
+    dtype = torch.bfloat16 if device == "cuda" else F32
+    comparison = tune_from_nothing.Comparison(spec, (1, 4), device, dtype)
+    comparison.run(600.0)
+    for times in comparison.sums_us.values():
+        assert 0 < times["found"] <= min(times["package"], times["empty"])
+    assert len(tune_from_nothing.table_of(comparison.sums_us)) == 2 + 2
 
 
 @pytest.mark.parametrize("name", ["fp8", "int4"])

@@ -102,7 +102,7 @@ class Tuner:
 
     def measure(self, counts: Sequence[int], until_s: float) -> Forms:
         """`until_s`: when to stop, by the clock of `time.perf_counter`; one number of rows is measured in any case."""
-        cases = [self._case(rows) for rows in counts]
+        cases = [self.case(rows) for rows in counts]
         best: dict[int, dict[Trial, float]] = {}
 
         def rehearse() -> None:
@@ -130,7 +130,7 @@ class Tuner:
         lines[base][-1] = replace(lines[base][-1], last=NO_END)
         return {form: tuple(found) for form, found in lines.items() if found or form in forms}
 
-    def _case(self, rows: int) -> Case:
+    def case(self, rows: int) -> Case:
         if self._product.experts:
             known = Choices(self._before.table.with_others(self._so_far.table.products), self._pool.card)
             return ExpertsCase(self._spec, self._product, rows, self._pool, known)
