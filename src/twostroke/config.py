@@ -222,6 +222,16 @@ SNAPSHOTS_A_SEQUENCE = 7
 than those that are answered."""
 
 
+def sizes_asked(config: EngineConfig, suits: StepSizes) -> StepSizes:
+    """What was asked for, and what suits the backend where nothing was."""
+    return StepSizes(
+        config.kv.block_size or suits.block_size,
+        config.max_tokens_per_step or suits.max_tokens_per_step,
+        config.max_running or suits.max_running,
+        config.itl_target_ms or suits.itl_target_ms,
+    )
+
+
 def resolve(
     config: EngineConfig,
     model_max_context: int,
@@ -239,12 +249,7 @@ def resolve(
     reasons: list[str] = []
     threads = config.threads or machine_threads
     reasons.append(f"{threads} threads: " + ("asked for" if config.threads else "the cores this process may use"))
-    sizes = StepSizes(
-        config.kv.block_size or suits.block_size,
-        config.max_tokens_per_step or suits.max_tokens_per_step,
-        config.max_running or suits.max_running,
-        config.itl_target_ms or suits.itl_target_ms,
-    )
+    sizes = sizes_asked(config, suits)
     max_context = config.max_context or short_rope_context or model_max_context
     if max_context > model_max_context:
         raise BadRequestError(f"max_context {max_context} is more than the {model_max_context} this model was made for")

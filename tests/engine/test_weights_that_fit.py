@@ -17,6 +17,7 @@ from twostroke.backends.cuda.model_matrices import held_weight_bytes
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import STORED, Formats
+from twostroke.core.step_sizes import StepSizes
 from twostroke.engine.formats import Choice, choose_formats
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
@@ -53,7 +54,7 @@ def _with(text: str, name: str, value: int) -> str:
 def _on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which need not be there: all of its memory is free."""
 
-    def memory(self: object, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
+    def memory(self: object, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
         return MemorySpace("a card", TOTAL_BYTES, TOTAL_BYTES - held_weight_bytes(checkpoint, formats), 0.95)
 
     monkeypatch.setattr(type(FACTORY), "memory", memory)
@@ -113,6 +114,26 @@ def test_weights_stored_in_few_bits_are_not_rounded_again(tmp_path: Path) -> Non
         choose_formats(replace(config, quantise="int4"), mixed, HERE, FACTORY, "asked for")
 
 
+@pytest.mark.parametrize(("asked", "step_tokens"), [(None, 2048), (8192, 8192)])
+def test_steps_are_made_smaller_for_the_sake_of_kv(
+    large: Checkpoint, asked: int | None, step_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down to a limit, and only where nobody asked for a size."""
+
+    def memory(self: object, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
+        return MemorySpace("a card", TOTAL_BYTES, KV_BYTES - sizes.max_tokens_per_step * 10**6, 1.0)
+
+    monkeypatch.setattr(type(FACTORY), "memory", memory)
+    config = EngineConfig(
+        backend="cuda", quantise="none", kv=KVConfig(memory_bytes=KV_BYTES), max_tokens_per_step=asked
+    )
+    choice = choose_formats(config, large, HERE, FACTORY, "asked for")
+    sizes, reason = choice.sizes, choice.steps_reason
+    assert sizes.max_tokens_per_step == step_tokens
+    told = "steps of 2048 tokens: those of 8192 would leave KV -4.2 GB"
+    assert reason == (told if asked is None else None)
+
+
 def test_memory_within_a_limit() -> None:
     space = MemorySpace("a card", 100, 60, 0.9)
     assert space.within(None) is space and space.within(200) is space
@@ -121,13 +142,19 @@ def test_memory_within_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "asked", "weights", "least_tokens"),
-    [("llama-3.1-8b", "fp8", "fp8", 60_000), ("qwen3-30b-a3b", None, "int4", 20_000)],
+    ("shape", "asked", "weights", "least_tokens", "step_tokens"),
+    [("llama-3.1-8b", "fp8", "fp8", 60_000, 8192), ("qwen3-30b-a3b", None, "int4", 28_000, 4096)],
 )
 def test_a_card_of_24_gb_holds_what_people_run_there(
-    shape: str, asked: str | None, weights: str, least_tokens: int, monkeypatch: pytest.MonkeyPatch
+    shape: str,
+    asked: str | None,
+    weights: str,
+    least_tokens: int,
+    step_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With all that an engine needs beside weights counted, on a Hopper card that need not be there."""
+    """With all that an engine needs beside weights counted, on a Hopper card that need not be there. A driver and torch
+    take some of it, so that more must be left than is promised: half a gigabyte on an H200."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (TOTAL_BYTES, TOTAL_BYTES))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
     monkeypatch.setattr(products, "card_of", lambda *_: H200)
@@ -135,6 +162,8 @@ def test_a_card_of_24_gb_holds_what_people_run_there(
     config = EngineConfig(backend="cuda", memory_gb=24, quantise=asked)
     choice = choose_formats(config, checkpoint, HERE, FACTORY, "asked for")
     assert choice.formats.weights == weights
+    sizes, reason = choice.sizes, choice.steps_reason
+    assert sizes.max_tokens_per_step == step_tokens and (reason is None) == (step_tokens == 8192), reason
     for_kv = choice.memory.free_beside_weights_bytes * choice.memory.kv_share
     tokens = for_kv / sum(need.bytes_per_token for need in choice.kv_needs)
     assert tokens > least_tokens, f"{tokens:,.0f} tokens"

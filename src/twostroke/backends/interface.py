@@ -195,8 +195,8 @@ class BackendFactory(Protocol):
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Bytes that a step reads of a tensor, as this backend holds it."""
 
-    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
-        """Where weights and KV live, and what the weights leave of it."""
+    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
+        """Where weights and KV live, and what the weights, and room for steps of these sizes, leave of it."""
 
     def decode_weights(
         self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None

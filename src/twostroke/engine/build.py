@@ -38,7 +38,7 @@ from twostroke.engine.fleet import FleetSettings
 from twostroke.engine.formats import Choice, choose_formats, format_wish
 from twostroke.engine.ranks import ranks_reasons, refuse_with_ranks, with_ranks
 from twostroke.engine.tiers import Computed, ledger_of, make_tiers, prefill_seconds, refuse_tiers
-from twostroke.engine.vectors import reads_whole, sizes_for, vectors_note, with_vectors
+from twostroke.engine.vectors import reads_whole, vectors_note, with_vectors
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads import HEADS, load_head
@@ -225,8 +225,8 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     memory = beside(choice.memory, plans)
 
     def resolve_within(space: MemorySpace) -> ResolvedConfig:
-        spec, suits, whole = checkpoint.spec, sizes_for(checkpoint, factory.suits), reads_whole(checkpoint)
-        return resolve(config, spec.max_context, needs, space, suits, here.threads, spec.short_rope_context, whole)
+        spec, sizes, whole = checkpoint.spec, choice.sizes, reads_whole(checkpoint)
+        return resolve(config, spec.max_context, needs, space, sizes, here.threads, spec.short_rope_context, whole)
 
     offered = factory.decode_weights(checkpoint, choice.formats)
     holding = choose_decode_weights(config, offered, memory, needs, resolve_within)
@@ -242,6 +242,7 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
             f"backend {factory.name}: {choice.backend_reason}",
             *ranks_reasons(config, checkpoint, factory),
             f"formats: {formats.line}",
+            *([] if choice.steps_reason is None else [choice.steps_reason]),
             *holding.resolved.reasons,
             *(plan.line(holding.resolved) for plan in plans),
         ),

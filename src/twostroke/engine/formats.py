@@ -6,11 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twostroke.backends.interface import BackendFactory
-from twostroke.config import EngineConfig, KVGroupNeed, sequence_bytes
+from twostroke.config import EngineConfig, KVGroupNeed, sequence_bytes, sizes_asked
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import GPU_FLOATS, STORED, Formats, FormatWish
+from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.model_shape import ModelShape
 from twostroke.engine.shape import shape_of
+from twostroke.engine.vectors import sizes_for
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 
@@ -18,6 +20,8 @@ GB = 1e9
 LEAST_KV_TOKENS = 32768
 """KV for this many tokens, or for a context that was asked for and is longer, must be left beside weights: less serves
 a few short conversations."""
+LEAST_STEP_TOKENS = 2048
+"""Steps are not made smaller than this for the sake of KV: prompts would be read slower."""
 SHARE_OF_MEMORY = 0.6
 """Of what is free: weights beyond it leave too little for KV and the rest of the machine."""
 
@@ -28,7 +32,10 @@ class Choice:
     factory: BackendFactory
     backend_reason: str
     formats: Formats
+    sizes: StepSizes
     memory: MemorySpace
+    steps_reason: str | None = None
+    """Why steps are smaller than what suits the backend."""
 
     @property
     def kv_needs(self) -> tuple[KVGroupNeed, ...]:
@@ -74,9 +81,27 @@ def _choice(
     backend_reason: str,
     formats: Formats,
 ) -> Choice:
+    """In the largest steps that leave KV enough memory, or in the smallest that there are."""
     limit_bytes = None if config.memory_gb is None else config.memory_gb * GB
-    memory = factory.memory(checkpoint, here, formats).within(limit_bytes)
-    return Choice(checkpoint, factory, backend_reason, formats, memory)
+
+    def in_steps_of(sizes: StepSizes) -> Choice:
+        memory = factory.memory(checkpoint, here, formats, sizes).within(limit_bytes)
+        return Choice(checkpoint, factory, backend_reason, formats, sizes, memory)
+
+    sizes = sizes_asked(config, sizes_for(checkpoint, factory.suits))
+    first = found = in_steps_of(sizes)
+    is_open = config.max_tokens_per_step is None and checkpoint.pooling is None
+    while is_open and not _has_room(found, config) and found.sizes.max_tokens_per_step // 2 >= LEAST_STEP_TOKENS:
+        smaller = in_steps_of(replace(sizes, max_tokens_per_step=found.sizes.max_tokens_per_step // 2))
+        if smaller.memory == found.memory:
+            break
+        found = replace(smaller, steps_reason=_smaller_steps(first, smaller))
+    return found
+
+
+def _smaller_steps(first: Choice, found: Choice) -> str:
+    left_gb, tokens = first.memory.free_beside_weights_bytes / GB, first.sizes.max_tokens_per_step
+    return f"steps of {found.sizes.max_tokens_per_step} tokens: those of {tokens} would leave KV {left_gb:.1f} GB"
 
 
 def that_fits(choice: Choice, config: EngineConfig, here: Machine) -> Choice:
@@ -106,7 +131,7 @@ def _kv_wanted(choice: Choice, config: EngineConfig) -> int:
         return config.kv.memory_bytes
     longest = config.max_context or 0
     tokens = max(longest, min(LEAST_KV_TOKENS, choice.checkpoint.spec.max_context * 4))
-    return sequence_bytes(choice.factory.suits, choice.kv_needs, tokens)
+    return sequence_bytes(choice.sizes, choice.kv_needs, tokens)
 
 
 def _has_room(choice: Choice, config: EngineConfig) -> bool:

@@ -87,6 +87,7 @@ def test_memory_and_cost_count_weights_as_they_are_held(tmp_path: Path) -> None:
     assert isinstance(formats, Formats) and formats.weights == STORED
     assert sum(FACTORY.held_bytes(checkpoint, name, formats) for name in checkpoint.tensors) == held
     here = machine.detect()
-    assert FACTORY.memory(checkpoint, here, formats).free_beside_weights_bytes == here.available_memory_bytes - held
+    space = FACTORY.memory(checkpoint, here, formats, FACTORY.suits)
+    assert space.free_beside_weights_bytes == here.available_memory_bytes - held
     shape = shape_of(checkpoint, [1], partial(FACTORY.held_bytes, checkpoint, formats=formats))
     assert shape.weight_bytes_per_step == held - matrices[0].nbytes, "an embedding that is only looked up is not read"

@@ -249,5 +249,5 @@ def test_ceilings_are_measured_on_the_card(checkpoint: Checkpoint) -> None:
     assert {"copy TB/s", "read TB/s", "bf16 TFLOP/s", "kernel launch us"} < set(figures)
     assert all(value > 0 for value in figures.values() if not isinstance(value, str))
     assert ceilings.read_bytes_per_s == pytest.approx(1e12 * max(figures["copy TB/s"], figures["read TB/s"]))
-    space = FACTORY.memory(checkpoint, None, Formats.of("bf16"))  # type: ignore[arg-type]  # a host's memory is not looked at
+    space = FACTORY.memory(checkpoint, None, Formats.of("bf16"), FACTORY.suits)  # type: ignore[arg-type]  # a host's memory is not looked at
     assert 0 < space.free_beside_weights_bytes < space.total_bytes

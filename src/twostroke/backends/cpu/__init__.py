@@ -99,7 +99,7 @@ class CpuFactory:
             return checkpoint.held_tensor_bytes(name)
         return held_bytes(checkpoint, name, formats.weights)
 
-    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
+    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
         return host_memory(here, self.companion_bytes(checkpoint, formats))
 
     def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:

@@ -184,7 +184,7 @@ class CudaFactory:
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         return read_bytes(checkpoint, name, formats)
 
-    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
+    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
         import torch
 
         from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
@@ -194,11 +194,11 @@ class CudaFactory:
         from twostroke.backends.cuda.verify import most_queries
 
         free, total = torch.cuda.mem_get_info()
-        spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
+        spec, max_sampled = checkpoint.spec, sizes.max_running + MAX_CHUNKS
         nowhere, card = torch.device("meta"), card_of(torch.device("cuda"), torch.bfloat16)
         held = held_on(held_of(checkpoint, formats), checkpoint.spec, card)
-        num_tokens = self.suits.max_tokens_per_step
-        num_queries = most_queries(self.suits.max_running, num_tokens)
+        num_tokens = sizes.max_tokens_per_step
+        num_queries = most_queries(min(sizes.max_running, num_tokens), num_tokens)
         buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))

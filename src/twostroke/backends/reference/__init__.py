@@ -51,7 +51,7 @@ class ReferenceFactory:
         """Floors are those of the weights as they are stored, which is what others have to reach."""
         return checkpoint.held_tensor_bytes(name)
 
-    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
+    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
         return host_memory(here, checkpoint.held_bytes())
 
     def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:

@@ -10,6 +10,7 @@ from twostroke.backends.interface import BackendFactory, BackendSettings, Ranked
 from twostroke.core.errors import ModelError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
+from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, available_threads
@@ -74,9 +75,9 @@ class ShardedFactory:
         parts = (part for part in self.parts(checkpoint) if name in part.tensors)
         return sum(self._own.held_bytes(part, name, formats) for part in parts)
 
-    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
+    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
         """All ranks' weights lie in it, and what one process would hold counts already."""
-        space, own = self._own.memory(checkpoint, here, formats), self._own
+        space, own = self._own.memory(checkpoint, here, formats, sizes), self._own
         whole = sum(own.held_bytes(checkpoint, name, formats) for name in checkpoint.tensors)
         held = sum(own.held_bytes(part, name, formats) for part in self.parts(checkpoint) for name in part.tensors)
         return replace(space, free_beside_weights_bytes=max(0, space.free_beside_weights_bytes + whole - held))
