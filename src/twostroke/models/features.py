@@ -61,6 +61,9 @@ COMPUTED: dict[str, frozenset[Feature]] = {
             Feature.SHARED_EXPERTS,
             Feature.ROUTING,
             Feature.EXPERT_BIASES,
+            Feature.WIDE_NORMS,
+            Feature.LATE_NORMS,
+            Feature.OUTPUT_NORMS,
         }
     ),
 }

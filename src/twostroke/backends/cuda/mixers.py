@@ -10,9 +10,10 @@ import torch
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels.activation import gate_by_sigmoid
 from twostroke.backends.cuda.kernels.latent_store import LatentKV, Turning
+from twostroke.backends.cuda.kernels.norms import norm_spans
 from twostroke.backends.cuda.kernels.paged import Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
-from twostroke.backends.cuda.kernels.rope import rope_and_store
+from twostroke.backends.cuda.kernels.rope import HeadRules, rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels, LatentPath
 from twostroke.backends.cuda.model_matrices import attention_of
@@ -54,9 +55,12 @@ class GroupedPath:
         heads, head_dim]"""
         own = self._heads[index]
         cos_sin, growth = self._rotations[own.rope], self._growths[own.growth]
-        norms, kv = (layer.q_norm, layer.k_norm), self._paged[index]
+        norms, kv, eps = (layer.q_norm, layer.k_norm), self._paged[index], self._eps
         heads = qkv[:, : own.query_width + own.kv_values]  # gates, where there are any, stand behind them
-        rope_and_store(heads, cos_sin, positions, rows, kv, *norms, eps=self._eps, growth=growth)
+        if own.norm_spans_heads and layer.q_norm is not None and layer.k_norm is not None:
+            norm_spans(heads, layer.q_norm, layer.k_norm, eps=eps)
+            norms = (None, None)
+        rope_and_store(heads, cos_sin, positions, rows, kv, *norms, eps=eps, growth=growth, rules=_rules_of(own))
         return heads[:, : own.query_width].unflatten(1, (own.num_heads, own.head_dim))
 
     def decode(
@@ -83,6 +87,10 @@ class GroupedPath:
         own = self._heads[index]
         if own.output_gate:
             gate_by_sigmoid(out, qkv[:, own.query_width + own.kv_values :])
+
+
+def _rules_of(own: GroupedAttention) -> HeadRules:
+    return HeadRules(norms_turned=own.norms_rotated)
 
 
 def mixers_of(

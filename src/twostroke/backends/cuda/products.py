@@ -115,14 +115,18 @@ class Products:
         """Whether the product norms its rows itself."""
         return self._choice(matrix, num_rows).kernel.fuses
 
-    def normed(self, stream: Stream, norm: torch.Tensor) -> torch.Tensor:
+    def normed(self, stream: Stream, norm: torch.Tensor | None) -> torch.Tensor:
+        """None: blocks that read the stream as it is."""
+        if norm is None:
+            return stream.residual
         if stream.normed_by is not norm:
             rms_norm(stream.residual, norm, stream.room, eps=self._eps)
             stream.normed_by = norm
         return stream.room
 
-    def multiply(self, stream: Stream, norm: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> None:
-        """out [num_rows, outputs] = norm(stream) @ matrix.T, plus its bias or gated, as the matrix has it."""
+    def multiply(self, stream: Stream, norm: torch.Tensor | None, matrix: Matrix, out: torch.Tensor) -> None:
+        """out [num_rows, outputs] = norm(stream) @ matrix.T, plus its bias or gated, as the matrix has it. Without a norm
+        the stream itself is multiplied."""
         choice = self._choice(matrix, len(out))
         kind = self._activation if matrix.product.is_gated else None
         if isinstance(choice.tile, GemvConfig):

@@ -55,13 +55,13 @@ class DenseWeights:
 class LayerWeights:
     """Matrices are [outputs, inputs]; what a family lacks is None."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
     qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]: q, then k, then v
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Matrix
     post_attention_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
+    mlp_norm: torch.Tensor | None
     mlp: DenseWeights | MoeWeights
     post_mlp_norm: torch.Tensor | None
     sinks: torch.Tensor | None = None  # float32 [heads]
@@ -148,13 +148,13 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
             shared = SharedWeights(matrices["shared_gate_up"], matrices["shared_down"], own_router)
         mlp = MoeWeights(place("router"), gate_up, down, bias, correction, shared)
     return LayerWeights(
-        attention_norm=place("attention_norm"),
+        attention_norm=place("attention_norm") if own.input_norms else None,
         qkv=matrices["qkv"],
         q_norm=place("q_norm") if has_norms else None,
         k_norm=place("k_norm") if has_norms else None,
         o=matrices["o"],
         post_attention_norm=place("post_attention_norm") if own.sandwich_norms else None,
-        mlp_norm=place("mlp_norm"),
+        mlp_norm=place("mlp_norm") if own.input_norms else None,
         mlp=mlp,
         post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
         sinks=floats("sinks", isinstance(attention, GroupedAttention) and attention.has_sinks),

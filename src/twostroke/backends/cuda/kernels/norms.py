@@ -46,6 +46,24 @@ def add_rms_norm(
     )  # fmt: skip
 
 
+def norm_spans(
+    qkv: torch.Tensor,  # [num_tokens, all heads of queries, of keys, and what is behind them], changed
+    q_norm: torch.Tensor,  # [heads * head_dim]
+    k_norm: torch.Tensor,  # [kv_heads * head_dim]
+    *,
+    eps: float,
+) -> None:
+    """Queries of a token are normed all together, and so are its keys."""
+    if len(qkv) == 0:
+        return
+    widths = (len(q_norm), len(k_norm))
+    block = next_power_of_2(max(widths))
+    dependent(_norm_spans, (len(qkv), 2), qkv.device)(
+        qkv, q_norm, k_norm, eps, qkv.stride(0), QUERIES=widths[0], KEYS=widths[1], BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+    )  # fmt: skip
+
+
 @triton.jit
 def _normalised(row, eps, HIDDEN: tl.constexpr):
     return row * tl.rsqrt(tl.sum(row * row, 0) / HIDDEN + eps)
@@ -80,3 +98,20 @@ def _norm(
     if weight is not None:
         y = _normalised(row, eps, HIDDEN) * scale
         tl.store(out + token * out_stride + columns, y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _norm_spans(
+    qkv, q_norm, k_norm, eps, stride, QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    columns = tl.arange(0, BLOCK)
+    is_keys = tl.program_id(1) == 1
+    width = tl.where(is_keys, KEYS, QUERIES)
+    mask = columns < width
+    q_scale = tl.load(q_norm + columns, mask=mask & (not is_keys), other=0.0).to(tl.float32)
+    k_scale = tl.load(k_norm + columns, mask=mask & is_keys, other=0.0).to(tl.float32)
+    start_next_and_wait(PDL)
+    own = qkv + tl.program_id(0).to(tl.int64) * stride + tl.where(is_keys, QUERIES, 0) + columns
+    row = tl.load(own, mask=mask, other=0.0).to(tl.float32)
+    y = row * tl.rsqrt(tl.sum(row * row, 0) / width + eps) * (q_scale + k_scale)
+    tl.store(own, y.to(qkv.dtype.element_ty), mask=mask)
