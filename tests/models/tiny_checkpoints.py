@@ -244,7 +244,8 @@ def _gemma4_large(**settings: Any) -> PreTrainedModel:
 def _gemma4_moe(**settings: Any) -> PreTrainedModel:
     """As 26B-A4B is."""
     own = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 32}
-    return _gemma4_large(**own, num_hidden_layers=3, layer_types=_GEMMA4["layer_types"][:3], **settings)
+    own |= {"num_hidden_layers": 3, "layer_types": _GEMMA4["layer_types"][:3]}
+    return _gemma4_large(**{**own, **settings})
 
 
 def _gemma4_vision() -> PreTrainedModel:

@@ -64,6 +64,12 @@ COMPUTED: dict[str, frozenset[Feature]] = {
             Feature.WIDE_NORMS,
             Feature.LATE_NORMS,
             Feature.OUTPUT_NORMS,
+            Feature.SHARED_KV,
+            Feature.OWN_VALUES,
+            Feature.LAYER_INPUTS,
+            Feature.NORMED_EXPERTS,
+            Feature.ONE_BLOCK,
+            Feature.PLAIN_MLP,
         }
     ),
 }

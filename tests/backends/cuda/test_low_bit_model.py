@@ -17,14 +17,13 @@ from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.buffers import tensor_bytes
 from twostroke.backends.cuda.kernels.product import Card
 from twostroke.backends.cuda.kernels.row_forms import RowForm
+from twostroke.backends.cuda.layer_matrices import layer_matrices, model_matrices
 from twostroke.backends.cuda.matrix import empty_low_bit
 from twostroke.backends.cuda.model_matrices import (
     MLP_KINDS,
     held_of,
     held_on,
     held_weight_bytes,
-    layer_matrices,
-    model_matrices,
     offered_on,
     read_bytes,
 )

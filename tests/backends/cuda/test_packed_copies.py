@@ -19,7 +19,8 @@ from twostroke.backends.cuda.kernels.packed_format import packed_bytes
 from twostroke.backends.cuda.kernels.packed_tiles import MAX_DENSE_ROWS
 from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.backends.cuda.model_matrices import ModelMatrix, sizes_of, with_copies
+from twostroke.backends.cuda.layer_matrices import ModelMatrix
+from twostroke.backends.cuda.model_matrices import sizes_of, with_copies
 from twostroke.backends.cuda.products import decode_weights
 from twostroke.backends.cuda.tuned_table import Choices, TableLine
 from twostroke.backends.cuda.weights import Weights

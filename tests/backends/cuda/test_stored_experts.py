@@ -21,8 +21,9 @@ from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
 from twostroke.backends.cuda.kernels.row_forms import MX, NVFP4, ROW_FORMS, RowForm
+from twostroke.backends.cuda.layer_matrices import model_matrices
 from twostroke.backends.cuda.matrix import empty_low_bit
-from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, model_matrices
+from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes
 from twostroke.backends.cuda.stored_codes import ROW_KINDS, as_units, experts_code
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.weights import Weights

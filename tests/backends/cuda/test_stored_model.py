@@ -20,8 +20,9 @@ from tests.models.tiny_checkpoints import make_tiny
 from twostroke.backends.cuda import FACTORY, stored_numbers
 from twostroke.backends.cuda.kernels.packed_format import FP8, Code
 from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.layer_matrices import model_matrices
 from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
-from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, model_matrices, offered_on
+from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, offered_on
 from twostroke.backends.cuda.products import LAUNCHES, Call
 from twostroke.backends.cuda.stored_codes import code_for
 from twostroke.backends.cuda.stored_numbers import fill_stored

@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING
 
 from twostroke.backends.cuda import kv_codes
 from twostroke.backends.cuda.kernels.packed_format import FP8
-from twostroke.backends.cuda.model_matrices import (
-    held_of,
-    held_on,
-    held_weight_bytes,
-    model_matrices,
-    quantising_bytes,
-    read_bytes,
-)
+from twostroke.backends.cuda.layer_matrices import model_matrices
+from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.cuda.supported import unsupported_layers

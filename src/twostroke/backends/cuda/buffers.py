@@ -8,7 +8,9 @@ import torch
 
 from twostroke.backends.cuda.kernels.product import padded_rows
 from twostroke.backends.cuda.latent import LatentBuffers
-from twostroke.backends.cuda.model_matrices import attention_of, model_matrices, unpacked_weights, widest_mlp
+from twostroke.backends.cuda.layer_inputs import InputBuffers
+from twostroke.backends.cuda.layer_matrices import attention_of, model_matrices, widest_mlp
+from twostroke.backends.cuda.model_matrices import unpacked_weights
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.recurrent import RecurrentBuffers
@@ -36,7 +38,9 @@ class Buffers:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
         attention, mixer = attention_of(spec), mixer_of(spec)
-        self.latent = self.recurrent = None
+        self.latent = self.recurrent = self.inputs = None
+        if (own := spec.layer_input) is not None:
+            self.inputs = InputBuffers(own, spec.num_layers, num_tokens, num_logits, dtype, device)
         if isinstance(attention, LatentAttention):
             self.latent = LatentBuffers(attention, num_tokens, dtype, device)
         if mixer is not None:

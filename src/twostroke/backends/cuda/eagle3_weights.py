@@ -13,8 +13,8 @@ from twostroke.backends.cuda.buffers import tensor_bytes
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.kernels.head_states import KEPT
 from twostroke.backends.cuda.kernels.product import Card, Product
+from twostroke.backends.cuda.layer_matrices import ModelMatrix
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.model_matrices import ModelMatrix
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader, Weights

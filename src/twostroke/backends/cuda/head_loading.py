@@ -90,7 +90,7 @@ def head_of(
             layout,
             companion.number,
             max_context=max_context,
-            num_sms=parts.attention.num_sms,
+            num_sms=parts.kernels[0].num_sms,
             choices=choices,
             graphs=parts.graphs,
         )

@@ -75,7 +75,7 @@ class MedusaDrafter:
     behind a prefix still has its last token read."""
 
     name = "medusa"
-    attention = None
+    kernels = ()
 
     def __init__(
         self,

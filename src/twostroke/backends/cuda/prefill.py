@@ -21,6 +21,7 @@ from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillTi
 from twostroke.backends.cuda.kernels.state_items import SEGMENT_WORDS, TILE_WORDS, StateTiles, StateWork
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
+from twostroke.backends.cuda.mixers import Kernels
 from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts
 from twostroke.backends.cuda.results import PromptLogprobReader, sampling_ids
@@ -40,12 +41,10 @@ class StagedBatch:
 
 
 class PrefillPath:
-    def __init__(
-        self, parts: Parts, max_rows: int, max_context: int, beside: Attention | LatentKernels | None = None
-    ) -> None:
-        """`beside`: the attention of a model that reads along, if there is one."""
+    def __init__(self, parts: Parts, max_rows: int, max_context: int, beside: Kernels = ()) -> None:
+        """`beside`: of a model that reads along, if there is one."""
         self._parts = parts
-        self._attentions = (parts.attention,) if beside is None else (parts.attention, beside)
+        self._kernels = (*parts.kernels, *beside)
         self._max_context = max_context
         self._max_tokens = len(parts.buffers.residual)
         self._sampled_sizes = buckets_up_to(max_rows)
@@ -115,7 +114,7 @@ class PrefillPath:
         return CapturedShape(num_decodes + step.num_prefill_tokens, num_decodes, num_sampled - num_decodes)
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
-        cuts = [self._tiles(batch, shape, attention) for attention in self._attentions]
+        cuts = [self._tiles(batch, shape, kernels) for kernels in self._kernels]
         arrays: tuple[Integers, ...] = (
             batch.token_ids,
             batch.rows,
@@ -160,11 +159,11 @@ class PrefillPath:
 
     @staticmethod
     def _tiles(
-        batch: Batch, shape: CapturedShape | None, attention: Attention | LatentKernels
+        batch: Batch, shape: CapturedShape | None, kernels: Attention | LatentKernels
     ) -> tuple[PrefillTiles, Tiling]:
-        tiling, pad_items = attention.tiling(int(batch.segment_count.sum())), None
+        tiling, pad_items = kernels.tiling(int(batch.segment_count.sum())), None
         if shape is not None:  # a graph serves every step of its shape: its grid is fixed, what is over does nothing
-            tiling = attention.tiling(shape.num_tokens)
+            tiling = kernels.tiling(shape.num_tokens)
             pad_items = tiling.capacity(shape.num_tokens, shape.sampled_chunks)
         segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
         return PrefillTiles.build(*segments, tiling, pad_items), tiling

@@ -18,9 +18,10 @@ def rms_norm(
     out: torch.Tensor,  # [num_tokens, hidden]; may be x
     *,
     eps: float,
+    gain: float = 1.0,
 ) -> None:
-    """out = norm(x) * weight."""
-    add_rms_norm(x, None, weight, out, eps=eps)
+    """out = norm(x) * weight * gain."""
+    add_rms_norm(x, None, weight, out, eps=eps, gain=gain)
 
 
 def add_rms_norm(
@@ -31,16 +32,19 @@ def add_rms_norm(
     *,
     eps: float,
     post_weight: torch.Tensor | None = None,  # [hidden]
+    scale: torch.Tensor | None = None,  # float32 [1]
+    gain: float = 1.0,
 ) -> None:
-    """residual += x, the sum of its parts; out = norm(residual) * weight. Without a weight and an out only the first
-    half is done. With a `post_weight` norm(x) * post_weight joins the residual in place of x."""
+    """residual += x, the sum of its parts; out = norm(residual) * weight * gain. Without a weight and an out only the
+    first half is done. With a `post_weight` norm(x) * post_weight joins the residual in place of x. `scale`: what the
+    residual is then multiplied by."""
     assert (weight is None) == (out is None)
     num_tokens, hidden = x.shape[-2:]
     if num_tokens == 0:
         return
     block = next_power_of_2(hidden)
     dependent(_norm, (num_tokens,), x.device)(
-        x, post_weight, residual, weight, out, eps, x.stride(-2), x.stride(0),
+        x, post_weight, residual, scale, weight, out, eps, gain, x.stride(-2), x.stride(0),
         0 if residual is None else residual.stride(0), 0 if out is None else out.stride(0),
         HIDDEN=hidden, PARTS=x.shape[0] if x.dim() == 3 else 1, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip
@@ -71,7 +75,7 @@ def _normalised(row, eps, HIDDEN: tl.constexpr):
 
 @triton.jit
 def _norm(
-    x, post_weight, residual, weight, out, eps, x_stride, part_stride, residual_stride, out_stride,
+    x, post_weight, residual, stream_scale, weight, out, eps, gain, x_stride, part_stride, residual_stride, out_stride,
     HIDDEN: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -91,12 +95,14 @@ def _norm(
     if residual is not None:
         residual_row = residual + token * residual_stride + columns
         row += tl.load(residual_row, mask=mask, other=0.0).to(tl.float32)
+        if stream_scale is not None:
+            row *= tl.load(stream_scale)
         rounded = row.to(residual.dtype.element_ty)
         tl.store(residual_row, rounded, mask=mask)
         # The norm is of what later layers will read.
         row = rounded.to(tl.float32)
     if weight is not None:
-        y = _normalised(row, eps, HIDDEN) * scale
+        y = _normalised(row, eps, HIDDEN) * scale * gain
         tl.store(out + token * out_stride + columns, y.to(out.dtype.element_ty), mask=mask)
 
 

@@ -59,7 +59,7 @@ def rope_and_store(
     """Turn queries in place; turn keys and write them and the values to page table[row, position // page], slot
     position % page, rounded to a byte each where the cache has such. Dimension i is paired with i + rope_dim / 2;
     those from rope_dim on are not turned. `growth`: what the queries of each position are multiplied by."""
-    assert (q_norm is None) == (k_norm is None or rules.made == 1)
+    assert rules.made == 1 or (q_norm is None) == (k_norm is None)
     assert kv.keys.stride() == kv.values.stride()
     num_tokens, rope_dim = len(positions), cos_sin.shape[1]
     _, num_kv_heads, page, head_dim = kv.keys.shape
