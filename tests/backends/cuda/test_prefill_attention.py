@@ -29,7 +29,7 @@ def test_groups(device, heads, kv_heads):
     check(device, [9, 20], [0, 13], heads=heads, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 def test_head_sizes(device, head_dim):
     check(device, [11], [7], heads=2, kv_heads=1, head_dim=head_dim)
 

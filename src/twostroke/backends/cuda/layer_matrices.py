@@ -70,7 +70,8 @@ def _mlp_matrices(
     names = [expert_name(expert, "") for expert in range(experts)] or [prefix]
     parts: tuple[str, ...] = ("gate", "up") if one.is_gated else ("up",)
     gates, downs = [f"{name}{part}" for name in names for part in parts], [f"{name}down" for name in names]
-    width, has_bias, role = one.intermediate_size, one.has_bias, "gated" if one.is_gated else "activated"
+    width, has_bias = one.intermediate_size, one.has_bias
+    role: Role = "gated" if one.is_gated else "activated"
     inner = Product(role, width, hidden, has_bias, experts, is_clamped=one.clamp is not None)
     outer = Product(joins, hidden, width, has_bias, experts)
     kind, found = prefix.replace(".", "_"), []

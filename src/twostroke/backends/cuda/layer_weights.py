@@ -107,7 +107,8 @@ class _Layer:
 
 def layer_weights(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
     own, layer = spec.layers[index], _Layer(loader, spec, index)
-    matrices, mlp = layer.matrices(), None
+    matrices = layer.matrices()
+    mlp: DenseWeights | MoeWeights | None = None
     if isinstance(own.mlp, MoeSpec):
         mlp = _experts(own.mlp, layer, matrices)
     elif own.mlp is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from twostroke.backends.cuda.weights import Weights
 
 
-Kernels = tuple[Attention, ...] | tuple[LatentKernels]
+Kernels = tuple[Attention | LatentKernels, ...]
 """Of a model's attention: one for each size of heads, in the order of the layers that have them first."""
 
 

@@ -29,6 +29,8 @@ from twostroke.backends.cuda.kernels.prefill_tiles import (
 from twostroke.backends.cuda.kernels.target import Target
 
 NAME = "plain Triton"
+LOWEST_TILE = 32
+"""Rows, of heads whose sums fill the registers with these."""
 LOWEST = tl.constexpr(-1.0e30)
 """The peak of a query that has seen no key yet: finite, so that a wholly masked block weighs nothing and is no NaN."""
 FIELDS = tl.constexpr(ITEM_FIELDS)
@@ -43,6 +45,8 @@ def declines(shape: AttentionShape, target: Target) -> str | None:
 
 def tiling(shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
     """Low tiles, unless high ones still fill the device and their sums the registers do not."""
+    if shape.head_dim > 256:
+        return Tiling(LOWEST_TILE, shape.group, shape.kv_heads, 2 * num_sms)
     is_low = num_tokens * shape.heads < 2 * HIGH_TILE * num_sms or shape.head_dim > 128
     return Tiling(LOW_TILE if is_low else HIGH_TILE, shape.group, shape.kv_heads, 2 * num_sms)
 
