@@ -18,7 +18,9 @@ from twostroke.models.spec import (
     Recurrent,
 )
 
-LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and this backend has one size for all of them"
+LAYERS_DIFFER = "its layers differ in their norms, or in the shape of what they keep, and this backend has one for all"
+    "its layers differ in their norms, or in what of one size they leave behind, and this backend has one kind"
+)
 
 
 class Feature(Enum):

@@ -10,6 +10,7 @@ from twostroke.models.spec import (
     GatedDeltaNet,
     GroupedAttention,
     LatentAttention,
+    LayerSpec,
     Mamba2,
     ModelSpec,
     Recurrent,
@@ -33,7 +34,7 @@ def unsupported_layers(spec: ModelSpec) -> str | None:
     if not attending:
         return "it has no models whose layers all keep states"
     latents = [one for one in attending if isinstance(one, LatentAttention)]
-    if (latents and len(attending) > 1) or not _alike_around(spec):
+    if (latents and len(attending) > 1) or not _alike_around(spec) or not _blocks_alike(spec):
         return LAYERS_DIFFER
     if (reason := _unsupported_mlps(spec) or _unsupported_mixers(spec)) is not None:
         return reason
@@ -52,6 +53,8 @@ def _unsupported_grouped(own: GroupedAttention) -> str | None:
         return "its attention has biases or a gate on its output, not both"
     if own.value_norm and (not own.qk_norm or own.norm_spans_heads):
         return "it norms values beside queries and keys alone, head by head"
+    if own.norms_rotated and own.norm_spans_heads:
+        return "norms behind its rotary embedding are of one head each"
     if own.queries_per_kv_head > 16:
         return f"its attention shares a key among 16 queries at most, not {own.queries_per_kv_head}"
     return None
@@ -60,6 +63,16 @@ def _unsupported_grouped(own: GroupedAttention) -> str | None:
 def _alike_around(spec: ModelSpec) -> bool:
     """Whether all layers, states or none, have the same norms around their blocks."""
     return len({replace(layer, attention=None, mlp=None) for layer in spec.layers}) == 1
+
+
+def _blocks_alike(spec: ModelSpec) -> bool:
+    """Whether a KV group's layers have blocks of one shape."""
+    for group in spec.kv_groups():
+        attentions = (spec.layers[layer].attention for layer in group.layers)
+        heads = {(own.num_kv_heads, own.head_dim) for own in attentions if isinstance(own, GroupedAttention)}
+        if len(heads) > 1:
+            return False
+    return True
 
 
 def _unsupported_mixers(spec: ModelSpec) -> str | None:
@@ -72,6 +85,14 @@ def _unsupported_mixers(spec: ModelSpec) -> str | None:
     if isinstance(mixer, Mamba2) and mixer.head_dim * mixer.state_size > MAX_STATE_DIM**2:
         return f"its Mamba-2 layers keep up to {MAX_STATE_DIM**2} numbers a head"
     return None
+
+
+def _is_odd_mixture(layer: LayerSpec) -> bool:
+    if layer.moe is None:
+        return False
+    if layer.moe.has_own_norms:
+        return layer.moe.shared is None
+    return layer.sandwich_norms or not layer.input_norms
 
 
 def has_latents(spec: ModelSpec) -> bool:
@@ -101,10 +122,13 @@ def _unsupported_mlps(spec: ModelSpec) -> str | None:
         return "MLPs that every token meets have a plain gate without biases, or none, here"
     if len({mlp.alone for mlp in dense if mlp is not None and not mlp.is_gated}) > 1:
         return "its MLPs without gates have several activations, and this backend has one for all of them"
-    if len({mlp.activation for mlp in (*dense, *mixtures) if mlp is not None}) > 1:
+    every = [mlp for mlp in (*dense, *(moe.expert for moe in mixtures)) if mlp is not None]
+    if any(mlp.is_gated and (mlp.squared_relu or mlp.is_exact) for mlp in every):
+        return "gates of its MLPs pass SiLU, or GELU by tanh"
+    if len({mlp.activation for mlp in every if mlp.is_gated}) > 1:
         return "its MLPs have several activations, and this backend has one for all of them"
-    if any(layer.sandwich_norms and not layer.moe.has_own_norms for layer in spec.layers if layer.moe is not None):
-        return "it has no experts with a norm behind them"
+    if any(_is_odd_mixture(layer) for layer in spec.layers):
+        return "its experts have a norm before them and none behind, or norms of their own beside an MLP that has them"
     if any(layer.has_scale and not (layer.sandwich_norms or layer.layer_input) for layer in spec.layers):
         return "it has scales of layers that norm what they give"
     return None
