@@ -19,8 +19,6 @@ from twostroke.models.spec import (
 )
 
 LAYERS_DIFFER = "its layers differ in their norms, or in the shape of what they keep, and this backend has one for all"
-    "its layers differ in their norms, or in what of one size they leave behind, and this backend has one kind"
-)
 
 
 class Feature(Enum):
