@@ -70,6 +70,8 @@ COMPUTED: dict[str, frozenset[Feature]] = {
             Feature.NORMED_EXPERTS,
             Feature.ONE_BLOCK,
             Feature.PLAIN_MLP,
+            Feature.VECTORS,
+            Feature.BOTH_WAYS,
         }
     ),
 }

@@ -30,12 +30,13 @@ from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_of
-from twostroke.backends.cuda.results import Advances, CudaTicket, PromptLogprobReader, Results, sampling_ids
+from twostroke.backends.cuda.results import NONE, Advances, CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
 from twostroke.backends.cuda.states import DeviceStates
 from twostroke.backends.cuda.tuned_table import Choices
+from twostroke.backends.cuda.vectors import VectorPath
 from twostroke.backends.cuda.verify import Guess, VerifyPath, most_queries
 from twostroke.backends.cuda.weights import Progress, Weights
 from twostroke.backends.host.block_conversion import BlockConversion
@@ -136,7 +137,10 @@ class CudaBackend:
         self._decodes = DecodePath(self._parts, max_rows)
         self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
         beside = () if self._drafter is None else self._drafter.kernels
-        self._prefills = PrefillPath(self._parts, max_rows, max_context, beside)
+        self._vectors = None
+        if checkpoint.pooling is not None:
+            self._vectors = VectorPath(checkpoint.pooling, self._parts, max_rows, max_context)
+        self._prefills = self._vectors or PrefillPath(self._parts, max_rows, max_context, beside)
         self._guesser = Guesser()
         self._guesser.matcher_of = rows.grammars.known_matcher
         if self._drafter is not None:
@@ -185,6 +189,8 @@ class CudaBackend:
             self._parts.states.prepare()
         self._parts.decoder.prepare()
         self._prefills.prepare(rehearses=rehearses)
+        if self._vectors is not None:
+            return
         self._decodes.prepare(rehearses=rehearses)
         self._decodes.prepare_sampling()
         if self._verifies is not None:
@@ -240,7 +246,8 @@ class CudaBackend:
         tokens, stuck = parts.tokens[: len(rows) * width], grammars.stuck(sampled)
         drafted = self._guesser.launched(step, guesses)
         advances = Advances(width, drafted, partial(self._guesser.settle, step, guesses))
-        ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck, advances)
+        vectors = NONE if self._vectors is None else self._vectors.readers(step)
+        ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck, advances, vectors)
         grammars.expect(sampled, ticket)
         return ticket
 

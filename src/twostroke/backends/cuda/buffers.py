@@ -59,7 +59,8 @@ class Buffers:
             self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device, unpacked)
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, self.attention.shape[1], dtype=dtype, device=device)
-        self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
+        scored = spec.vocab_size if spec.has_output else 0
+        self.logits = torch.zeros(num_logits, scored, dtype=torch.float32, device=device)
 
     def activated_of(self, num_rows: int, width: int) -> torch.Tensor:
         """Of an MLP of this width, which may be less than the widest  # [num_rows, width]"""

@@ -153,7 +153,7 @@ def inputs_of(spec: ModelSpec) -> list[ModelMatrix]:
 
 def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:
     of_layers = (matrix for index in range(spec.num_layers) for matrix in layer_matrices(spec, index))
-    return [*inputs_of(spec), *of_layers, head_of(spec)]
+    return [*inputs_of(spec), *of_layers, *([head_of(spec)] if spec.has_output else [])]
 
 
 def products_of(spec: ModelSpec) -> list[Product]:

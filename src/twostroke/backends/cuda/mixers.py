@@ -46,7 +46,8 @@ def kernels_of(
     """`num_queries`: of a step that verifies drafts, at most; `scaled`: what a number of the cache is multiplied by."""
     if isinstance(own := attention_of(spec), LatentAttention):
         return (LatentKernels(own, page, dtype, device, max(num_rows, num_queries)),)
-    shapes = (AttentionShape(*sizes, page, dtype, 1 + max_drafts, scaled) for sizes in _head_sizes(spec))
+    common = (page, dtype, 1 + max_drafts, scaled, spec.is_causal)
+    shapes = (AttentionShape(*sizes, *common) for sizes in _head_sizes(spec))
     return tuple(Attention(shape, device, num_rows, num_queries) for shape in shapes)
 
 
@@ -94,7 +95,8 @@ class GroupedPath:
             return None if mix is None else mix.sinks
 
         self._scorings = {
-            index: Scoring(own.scale, own.window, own.softcap, sinks=sinks_of(index)) for index, own in heads.items()
+            index: Scoring(own.scale, own.window, own.softcap, is_causal=own.is_causal, sinks=sinks_of(index))
+            for index, own in heads.items()
         }
         ropes, growths = ({own.rope for own in heads.values()}, {own.growth for own in heads.values()})
         self._rotations = {rope: rotation(rope, max_context, device) for rope in ropes}

@@ -233,10 +233,18 @@ class Decoder:
         """[rows, vocab] float32"""
         spec, weights, count = self._spec, self.weights, len(residual)
         logits, stream = self._buffers.logits[:count], Stream(residual, self._buffers.normed[:count])
+        assert weights.head is not None
         self._products.multiply(stream, weights.final_norm, weights.head, logits)
         if spec.logits_softcap is not None:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits
+
+    def states(self, residual: torch.Tensor, out: torch.Tensor) -> None:
+        """Of a model that scores no tokens: its last ones, normed where it norms them  # float32 [rows, hidden]"""
+        if (norm := self.weights.final_norm) is None:
+            out.copy_(residual)
+        else:
+            rms_norm(residual, norm, out, eps=self._spec.norm_eps)
 
     def _select(
         self, mixed: torch.Tensor | None, residual: torch.Tensor, wanted: torch.Tensor

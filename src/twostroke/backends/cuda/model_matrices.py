@@ -106,7 +106,8 @@ def _mixes_in_16_bits(spec: ModelSpec) -> bool:
 
 def _head_code(checkpoint: Checkpoint) -> Code | None:
     """Of numbers and scales as they are stored; None: it is held in the type that is computed in."""
-    if checkpoint.spec.tied_embeddings or not checkpoint.tensors["output"].kind.is_quantised:
+    spec = checkpoint.spec
+    if not spec.has_output or spec.tied_embeddings or not checkpoint.tensors["output"].kind.is_quantised:
         return None
     held = stored_held(checkpoint, [Stored("head", ("output",))])
     code = held.codes.get("head")

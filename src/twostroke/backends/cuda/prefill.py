@@ -41,6 +41,9 @@ class StagedBatch:
 
 
 class PrefillPath:
+    takes_first = False
+    """See `Batch.from_step`."""
+
     def __init__(self, parts: Parts, max_rows: int, max_context: int, beside: Kernels = ()) -> None:
         """`beside`: of a model that reads along, if there is one."""
         self._parts = parts
@@ -49,7 +52,7 @@ class PrefillPath:
         self._max_tokens = len(parts.buffers.residual)
         self._sampled_sizes = buckets_up_to(max_rows)
         room = min(self._max_tokens, max_context)
-        self._sizes = CapturedSizes.of(room, max_rows, parts.decoder.multiply_adds_per_token)
+        self._sizes = self._captured(room, max_rows)
 
     def launch(
         self, step: Step, wait: Callable[[int | None], None] | None = None
@@ -63,7 +66,8 @@ class PrefillPath:
             num_tokens = len(step.decodes) + step.num_prefill_tokens
             shape = self._sizes.least(num_tokens, len(step.decodes), len(step.prefills))
         padded = self._padded_shape(step) if shape is None else shape
-        batch = Batch.from_step(step, parts.rows.index_of, parts.rows.padding_row, padded)
+        index_of, padding_row = parts.rows.index_of, parts.rows.padding_row
+        batch = Batch.from_step(step, index_of, padding_row, padded, takes_first=self.takes_first)
         staged = self._send(batch, shape)
         rows = batch.sampled_rows[: batch.num_sampled].tolist()
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
@@ -94,7 +98,7 @@ class PrefillPath:
         for size in sorted(sizes, reverse=True):
             nobodys = Batch.of_nobody(CapturedShape(size, 0, 1), padding_row, self._max_context)
             staged = self._send(nobodys, None)
-            self._forward(staged, staged.sampled_tokens, kinds)
+            self._forward(staged, self._wanted(staged), kinds)
         for shape in self._sizes.at_start():
             staged = self._send(Batch.of_nobody(shape, padding_row, self._max_context), shape)
             if rehearses:
@@ -102,13 +106,16 @@ class PrefillPath:
             else:
                 parts.graphs.prepare(shape, partial(self._run, staged), partial(self._run, staged, kinds))
 
+    def _captured(self, room: int, max_rows: int) -> CapturedSizes:
+        return CapturedSizes.of(room, max_rows, self._parts.decoder.multiply_adds_per_token)
+
     def _padded_shape(self, step: Step) -> CapturedShape:
         """Of a step that no graph is made for: as it is, but that behind the last attention it goes on, if anything is
         sampled, with as many rows as a step of decodes may have. The rest of the layer and the head then launch what
         start-up launched for those: kernels for other numbers would be loaded, or even compiled, while everybody
         waits."""
         num_decodes = len(step.decodes)
-        num_sampled = num_decodes + sum(chunk.samples for chunk in step.prefills)
+        num_sampled = num_decodes + sum(chunk.samples or chunk.pools for chunk in step.prefills)
         if num_sampled:  # no more than there are rows
             num_sampled = self._sampled_sizes[bisect_left(self._sampled_sizes, num_sampled)]
         return CapturedShape(num_decodes + step.num_prefill_tokens, num_decodes, num_sampled - num_decodes)
@@ -177,9 +184,16 @@ class PrefillPath:
 
     def _run(self, staged: StagedBatch, layers: Sequence[int] | None = None) -> None:
         """Up to the logits."""
-        residual = self._forward(staged, staged.sampled_tokens, layers)
+        residual = self._forward(staged, self._wanted(staged), layers)
         if len(residual):
-            self._parts.decoder.logits(residual)
+            self._finish(residual)
+
+    def _wanted(self, staged: StagedBatch) -> torch.Tensor | None:
+        """The tokens whose last states are wanted; None: all."""
+        return staged.sampled_tokens
+
+    def _finish(self, residual: torch.Tensor) -> None:
+        self._parts.decoder.logits(residual)
 
     def _sample(self, step: Step, sampled_rows: torch.Tensor, rows: list[int]) -> None:
         parts = self._parts

@@ -44,8 +44,8 @@ Progress = Callable[[int, int], None]
 class Weights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
-    head: Matrix  # [vocab, hidden]; plainly the embedding itself where the two are tied
+    final_norm: torch.Tensor | None
+    head: Matrix | None  # [vocab, hidden]; plainly the embedding itself where the two are tied
     inputs: InputWeights | None = None
 
     @staticmethod
@@ -61,10 +61,13 @@ class Weights:
         loader = WeightLoader(checkpoint, device, dtype, held)
         spec = checkpoint.spec
         layers = tuple(layer_weights(loader, spec, index) for index in range(spec.num_layers))
-        embedding, head = loader.place(("embedding",)), head_of(spec)
-        head_forms: dict[str, Form] = {"plain": Plain(embedding)} if spec.tied_embeddings else loader.forms(head)
-        head_matrix = Matrix("head", head.product, head_forms)
-        weights = Weights(embedding, layers, loader.place(("final_norm",)), head_matrix, input_weights(loader, spec))
+        embedding, head = loader.place(("embedding",)), None
+        if spec.has_output:
+            own = head_of(spec)
+            forms: dict[str, Form] = {"plain": Plain(embedding)} if spec.tied_embeddings else loader.forms(own)
+            head = Matrix("head", own.product, forms)
+        final_norm = loader.place(("final_norm",)) if spec.has_final_norm else None
+        weights = Weights(embedding, layers, final_norm, head, input_weights(loader, spec))
         if copies is not None and dtype == torch.bfloat16:
             names = {matrix.name for matrix in with_copies(spec, copies, held)}
             for matrix in weights.matrices():
@@ -75,7 +78,8 @@ class Weights:
     def matrices(self, num_layers: int | None = None) -> list[Matrix]:
         """Of `num_layers` layers, and the head."""
         beside = () if self.inputs is None else (self.inputs.projection,)
-        return [*(matrix for layer in self.layers[:num_layers] for matrix in layer.matrices), *beside, self.head]
+        head = () if self.head is None else (self.head,)
+        return [*(matrix for layer in self.layers[:num_layers] for matrix in layer.matrices), *beside, *head]
 
     def pack(self) -> tuple[str, ...]:
         """Make the copies for decode, if there is room for any. Returns the matrices that had to stay as they are."""
