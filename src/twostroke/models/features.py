@@ -72,6 +72,7 @@ COMPUTED: dict[str, frozenset[Feature]] = {
             Feature.PLAIN_MLP,
             Feature.VECTORS,
             Feature.BOTH_WAYS,
+            Feature.ENCODER,
         }
     ),
 }

@@ -4,7 +4,7 @@ from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from twostroke.backends.cuda.kernels.norms import add_rms_norm, norm_spans, rms_norm
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, layer_norm, norm_spans, rms_norm
 
 EPS = 1e-5
 SHAPES = [(1, 64), (3, 100), (2, 576)]
@@ -143,3 +143,12 @@ def test_heads_are_normed_together(device, dtype, widths):
     assert_close(together[:, : widths[0]], llama_norm(queries, q_norm))
     assert_close(together[:, widths[0] : sum(widths)], llama_norm(keys, k_norm))
     assert torch.equal(together[:, sum(widths) :], behind)
+
+
+def test_layer_norm_is_torchs(tensors):
+    """Of rows that stand far from zero."""
+    x, bias, weight, _ = tensors
+    x, bias = x + 7, bias[0].clone()
+    expected = torch.nn.functional.layer_norm(x.float(), x.shape[1:], weight.float(), bias.float(), EPS)
+    layer_norm(x, weight, bias, eps=EPS)
+    assert_close(x, expected)

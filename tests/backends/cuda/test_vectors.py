@@ -14,7 +14,7 @@ import torch
 from tests.backends.cuda.closeness import random
 from tests.backends.cuda.engines import Sizes
 from tests.backends.cuda.tables import fused_up_to
-from tests.models.tiny_embedders import MAX_TOKENS, Embedder, make_embedder
+from tests.models.tiny_embedders import MAX_TOKENS, Embedder, make_embedder, make_reranker
 
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.kernels.pooling import mean_states
@@ -29,7 +29,7 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.scheduling.scheduler import Scheduler
 
 Vectors = npt.NDArray[np.float64]
-KINDS = ["qwen3", "gemma3"]
+KINDS = ["qwen3", "gemma3", "bert", "bert_mean", "xlm_roberta"]
 SIZES = Sizes(step_tokens=MAX_TOKENS, max_rows=4, max_context=MAX_TOKENS)
 LENGTHS = (1, 7, 30, 16, 3, 45)
 
@@ -126,3 +126,32 @@ def test_means_do_not_depend_on_who_stands_beside(counts: list[int], device: str
         alone = torch.zeros(1, 80, device=device)
         mean_states(part.contiguous(), firsts[:1] * 0, lengths[number : number + 1], alone)
         assert torch.equal(alone[0], means[number])
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm_roberta"])
+def test_pairs_are_scored_as_transformers_scores_them(
+    kind: str, tmp_path: Path, device: str, engines: list[Engine]
+) -> None:
+    """BERT tells the second text from the first; rows that had one are taken by texts without, and again."""
+    folder, model = make_reranker(kind, tmp_path / "m")
+    engine = engine_for(load_checkpoint(folder), device)
+    engines.append(engine)
+    prompts, seconds = texts((20, 12, 30, 9, 17, 25, 11)), (6, None, 15, 3, None, 1, None)
+    expected = []
+    for prompt, second in zip(prompts, seconds, strict=True):
+        kinds = [int(kind == "bert" and second is not None and at >= second) for at in range(len(prompt))]
+        with torch.no_grad():
+            found = model(input_ids=torch.tensor([prompt]), token_type_ids=torch.tensor([kinds]))
+        expected.append(found.logits[0].numpy())
+    assert np.abs(vectors(engine, prompts, seconds) - np.stack(expected)).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "bert"])
+def test_long_texts_see_both_ways(kind: str, tmp_path: Path, device: str, engines: list[Engine]) -> None:
+    """Longer than a tile of attention and than a window, beside others."""
+    embedder = make_embedder(kind, tmp_path / "m", max_tokens=320)
+    sizes = Sizes(step_tokens=400, max_rows=3, max_context=320, num_blocks=60)
+    engine = engine_for(load_checkpoint(embedder.folder), device, sizes)
+    engines.append(engine)
+    prompts = texts((300, 65, 20))
+    assert np.abs(vectors(engine, prompts) - wanted(embedder, prompts)).max() < 1e-4

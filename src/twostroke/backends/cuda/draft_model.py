@@ -44,12 +44,14 @@ class CompanionRows:
     tables: tuple[torch.Tensor, ...]
     last_tokens: torch.Tensor
     sampling: SamplingRows
+    second_texts: torch.Tensor
 
     @staticmethod
     def of(rows: DeviceRows, layout: KVLayout, model: int, *, has_all_tokens: bool) -> CompanionRows:
         """`has_all_tokens`: whether it knows every token of the other; else its last tokens are its own to write."""
         tables = tuple(rows.tables[place] for place in layout.places_of(model))
-        return CompanionRows(tables, rows.last_tokens if has_all_tokens else rows.last_tokens.clone(), rows.sampling)
+        last_tokens = rows.last_tokens if has_all_tokens else rows.last_tokens.clone()
+        return CompanionRows(tables, last_tokens, rows.sampling, rows.second_texts)
 
 
 class DraftModelDrafter:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from twostroke.backends.cuda.kernels.embedding import Places
 from twostroke.backends.cuda.latent import LatentWeights
 from twostroke.backends.cuda.layer_inputs import InputWeights, JoinWeights
 from twostroke.backends.cuda.layer_matrices import inputs_of, layer_matrices
@@ -50,6 +51,14 @@ class MixWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AfterNorm:
+    """Of what a block and the residual stream are together."""
+
+    weight: torch.Tensor  # [hidden] each
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """Matrices are [outputs, inputs]; what a family lacks is None."""
 
@@ -59,6 +68,9 @@ class LayerWeights:
     post_attention_norm: torch.Tensor | None = None
     mlp_norm: torch.Tensor | None = None
     post_mlp_norm: torch.Tensor | None = None
+    after_attention: AfterNorm | None = None
+    after_mlp: AfterNorm | None = None
+    """Of an encoder, whose blocks read the stream as it is."""
     input: JoinWeights | None = None
     scale: torch.Tensor | None = None  # float32 [1]
 
@@ -113,14 +125,23 @@ def layer_weights(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWei
         mlp = _experts(own.mlp, layer, matrices)
     elif own.mlp is not None:
         mlp = DenseWeights(matrices["gate_up"], matrices["down"])
-    norms = ("attention_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
+    names: tuple[str, ...] = ("attention_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
+    norms: dict[str, torch.Tensor | None] = {}
+    after: dict[str, AfterNorm] = {}
+    if own.norms_after:
+        blocks = ("attention", "mlp")
+        places = {name: (layer.place(f"{name}_norm"), layer.place(f"{name}_norm_bias")) for name in blocks}
+        after = {f"after_{name}": AfterNorm(*placed) for name, placed in places.items()}
+    else:
+        norms = {name: layer.given(name) for name in names}
     joins = None
     if own.layer_input is not None:
         joins = JoinWeights(matrices["input_gate"], matrices["input_join"], layer.place("post_input_norm"))
     return LayerWeights(
         mix=None if own.attention is None else _mix(layer, matrices),
         mlp=mlp,
-        **{name: layer.given(name) for name in norms},
+        **norms,
+        **after,
         input=joins,
         scale=layer.given("layer_scale", torch.float32),
     )
@@ -160,6 +181,14 @@ def _experts(moe: MoeSpec, layer: _Layer, matrices: dict[str, Matrix]) -> MoeWei
     bias, correction, scales = (layer.given(name, torch.float32) for name in of_router)
     router, gate_up, down = layer.place("router"), matrices["gate_up"], matrices["down"]
     return MoeWeights(router, gate_up, down, bias, correction, shared, norms, scales)
+
+
+def place_weights(loader: WeightLoader, spec: ModelSpec) -> Places | None:
+    """Of a model that looks positions up."""
+    if spec.places is None:
+        return None
+    names = ("position_embedding", "text_embedding", "embedding_norm", "embedding_norm_bias")
+    return Places(*(loader.place((name,)) for name in names))
 
 
 def input_weights(loader: WeightLoader, spec: ModelSpec) -> InputWeights | None:

@@ -12,7 +12,7 @@ import torch
 
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.kernels.activation import scale_by_gate
-from twostroke.backends.cuda.kernels.embedding import Positions, gather
+from twostroke.backends.cuda.kernels.embedding import Places, Positions, gather, gather_places
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
@@ -179,7 +179,10 @@ class Decoder:
             positions = Positions(tokens.positions, self._rows.sampling.records, self._buffers.positions[: len(tokens)])
             tokens = TokenArrays(tokens.token_ids, tokens.rows, positions.found)
         ids = (tokens.token_ids, tokens.rows, self._rows.last_tokens)
-        gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
+        if weights.places is None:
+            gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
+        else:
+            self._gather_places(weights.places, tokens, stream.residual)
         if self._inputs is not None:
             self._inputs.begin(stream.residual, ids)
         places, states = tokens.positions[: decodes.slots], None if prefill is None else prefill.states
@@ -194,6 +197,14 @@ class Decoder:
         if self._follow is not None:
             self._follow(Pass(tokens, decodes, prefill), self._side_by_side[: len(tokens)])
         return residual
+
+    def _gather_places(self, places: Places, tokens: TokenArrays, out: torch.Tensor) -> None:
+        """Of an encoder, which decodes nothing."""
+        own, ids = self._spec.places, (tokens.token_ids, tokens.rows, tokens.positions)
+        assert own is not None
+        first, eps = own.first_position, self._spec.norm_eps
+        seconds = self._rows.second_texts
+        gather_places(self.weights.embedding, places, *ids, seconds, out, first_place=first, eps=eps)
 
     def _through_layers(
         self,
@@ -273,6 +284,7 @@ class Decoder:
         if layer.mix is not None and mixed is not None:
             following = next_norm if layer.mlp is None else layer.mlp_norm
             self._products.join(mixed, layer.mix.o, stream, layer.post_attention_norm, following)
+            self._products.end(stream, layer.after_attention)
         if layer.input is None or self._inputs is None:
             self._through_mlp(index, layer, stream, behind, layer.scale)
             return
@@ -296,6 +308,7 @@ class Decoder:
             activated = self._buffers.activated_of(num_rows, mlp.gate_up.product.outputs)
             products.multiply(stream, layer.mlp_norm, mlp.gate_up, activated)
             products.join(activated, mlp.down, stream, layer.post_mlp_norm, next_norm, scale)
+            products.end(stream, layer.after_mlp)
 
     def _mix_experts(self, index: int, layer: LayerWeights, stream: Stream, next_norm: torch.Tensor | None) -> None:
         experts, scratch, residual = self._experts[index], self._buffers.experts, stream.residual

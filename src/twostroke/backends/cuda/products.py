@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,7 @@ from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, dequantise_grouped_into
-from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, layer_norm, rms_norm
 from twostroke.backends.cuda.kernels.packed_format import FP8, GROUPED_CODES, LOW_BIT_CODES, LOW_BIT_DEPTH
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
@@ -35,6 +35,9 @@ from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from twostroke.backends.cuda.layer_weights import AfterNorm
 
 LONG_ROWS = 256
 """Steps of fewer rows are all launched at start; of the lengths beyond there are too many."""
@@ -191,6 +194,11 @@ class Products:
         out = None if next_norm is None else stream.room
         add_rms_norm(found, stream.residual, next_norm, out, eps=self._eps, post_weight=post_norm, scale=scale)
         stream.normed_by = next_norm
+
+    def end(self, stream: Stream, norm: AfterNorm | None) -> None:
+        """Of an encoder's block, which has joined the stream: that is normed itself."""
+        if norm is not None:
+            layer_norm(stream.residual, norm.weight, norm.bias, eps=self._eps)
 
     def found(self, num_rows: int) -> torch.Tensor:
         """Room for what a block found, until another joins the stream  # [num_rows, hidden]"""

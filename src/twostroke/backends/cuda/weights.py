@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda import kept_forms
+from twostroke.backends.cuda.kernels.embedding import Places
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.layer_inputs import InputWeights
 from twostroke.backends.cuda.layer_matrices import ModelMatrix, head_of
-from twostroke.backends.cuda.layer_weights import LayerWeights, input_weights, layer_weights
+from twostroke.backends.cuda.layer_weights import LayerWeights, input_weights, layer_weights, place_weights
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import with_copies
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
@@ -47,6 +48,7 @@ class Weights:
     final_norm: torch.Tensor | None
     head: Matrix | None  # [vocab, hidden]; plainly the embedding itself where the two are tied
     inputs: InputWeights | None = None
+    places: Places | None = None
 
     @staticmethod
     def placed(
@@ -67,7 +69,8 @@ class Weights:
             forms: dict[str, Form] = {"plain": Plain(embedding)} if spec.tied_embeddings else loader.forms(own)
             head = Matrix("head", own.product, forms)
         final_norm = loader.place(("final_norm",)) if spec.has_final_norm else None
-        weights = Weights(embedding, layers, final_norm, head, input_weights(loader, spec))
+        beside = input_weights(loader, spec), place_weights(loader, spec)
+        weights = Weights(embedding, layers, final_norm, head, *beside)
         if copies is not None and dtype == torch.bfloat16:
             names = {matrix.name for matrix in with_copies(spec, copies, held)}
             for matrix in weights.matrices():

@@ -1,5 +1,6 @@
-"""RMS norms of whole rows, alone or fused with the residual stream. Weights are what the row is multiplied by: where a
-family stores them less one, whoever loads them adds it. Mathematics in float32; the residual stays in its own type."""
+"""Norms of whole rows, alone or fused with the residual stream: RMS norms, and those of encoders. Weights are what the
+row is multiplied by: where a family stores them less one, whoever loads them adds it. Mathematics in float32; the
+residual stays in its own type."""
 
 from __future__ import annotations
 
@@ -66,6 +67,44 @@ def norm_spans(
         qkv, q_norm, k_norm, eps, qkv.stride(0), QUERIES=widths[0], KEYS=widths[1], BLOCK=block,
         num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip
+
+
+def layer_norm(
+    rows: torch.Tensor,  # [num_tokens, hidden], changed; contiguous
+    weight: torch.Tensor,  # [hidden]
+    bias: torch.Tensor,  # [hidden]
+    *,
+    eps: float,
+) -> None:
+    """rows = (rows - mean) / deviation * weight + bias"""
+    num_tokens, hidden = rows.shape
+    if num_tokens == 0:
+        return
+    block = next_power_of_2(hidden)
+    dependent(_layer_norm, (num_tokens,), rows.device)(
+        rows, weight, bias, eps, HIDDEN=hidden, BLOCK=block, num_warps=min(max(block // 512, 1), 16)
+    )
+
+
+@triton.jit
+def centred(row, mask, weight, bias, eps, HIDDEN: tl.constexpr):
+    """A layer norm of one row in float32, zero where it is masked; weight and bias of it, too."""
+    mean = tl.sum(row, 0) / HIDDEN
+    apart = tl.where(mask, row - mean, 0.0)
+    return apart * tl.rsqrt(tl.sum(apart * apart, 0) / HIDDEN + eps) * weight + bias
+
+
+@triton.jit
+def _layer_norm(rows, weight, bias, eps, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    mask = columns < HIDDEN
+    scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
+    start_next_and_wait(PDL)
+    own = rows + tl.program_id(0).to(tl.int64) * HIDDEN + columns
+    row = tl.load(own, mask=mask, other=0.0).to(tl.float32)
+    y = centred(row, mask, scale, shift, eps, HIDDEN)
+    tl.store(own, y.to(rows.dtype.element_ty), mask=mask)
 
 
 @triton.jit

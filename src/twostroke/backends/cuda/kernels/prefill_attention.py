@@ -48,7 +48,7 @@ def tiling(shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
 
 
 def prefill_config(tile_rows: int, head_dim: int, shared_bytes: int | None = None) -> WalkConfig:
-    """`bench/cuda/attention.py` measures the alternatives. `shared_bytes`: that a program may have; None: any number."""
+    """`bench/cuda/attention.py` measures the alternatives. `shared_bytes`: that a program may have; None: many."""
     room = {} if shared_bytes is None else {"shared_bytes": shared_bytes}
     return WalkConfig(**settings_for("plain prefill", head_dim=head_dim, tile_rows=tile_rows, **room))
 
