@@ -199,9 +199,9 @@ def test_biases_at_the_ends_are_declined(end: str) -> None:
         assert "last norm and the output head" in str(uncomputed(checkpoint_of(LAYER, **{end: True}).spec, backend))
 
 
-def test_every_backend_says_what_it_computes_and_hosts_compute_all() -> None:
+def test_every_backend_says_what_it_computes_and_all_compute_all() -> None:
     assert set(COMPUTED) == set(BACKENDS)
-    assert COMPUTED["reference"] == COMPUTED["cpu"] == set(Feature) > COMPUTED["cuda"]
+    assert all(learnt == set(Feature) for learnt in COMPUTED.values())
 
 
 def test_layers_of_several_sizes_run_where_each_is_read_by_itself() -> None:

@@ -577,20 +577,8 @@ def dense_variants() -> list[str]:
 
 
 def cuda_variants() -> list[str]:
-    """Those that the CUDA backend computes: all of one size, dense or with experts."""
-    return [
-        *uniform_variants(),
-        *TEXT_HALVES,
-        "ernie4_5_moe",
-        "qwen3_moe_mixed",
-        "gpt_oss",
-        "qwen2_moe",
-        "glm4_moe",
-        "ministral3",
-        "smollm3",
-        *(variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"),
-        *latent_variants(),
-    ]
+    """Those that the CUDA backend computes: all."""
+    return variants()
 
 
 def cpu_variants() -> list[str]:

@@ -47,35 +47,8 @@ class Feature(Enum):
     ENCODER = "it has no encoders, whose positions are looked up and whose norms stand behind their blocks"
 
 
-COMPUTED: dict[str, frozenset[Feature]] = {
-    "reference": frozenset(Feature),
-    "cpu": frozenset(Feature),
-    "cuda": frozenset(
-        {
-            Feature.STATES,
-            Feature.LATENT,
-            Feature.SINKS,
-            Feature.OUTPUT_GATE,
-            Feature.NO_ROPE,
-            Feature.GROWTH,
-            Feature.SHARED_EXPERTS,
-            Feature.ROUTING,
-            Feature.EXPERT_BIASES,
-            Feature.WIDE_NORMS,
-            Feature.LATE_NORMS,
-            Feature.OUTPUT_NORMS,
-            Feature.SHARED_KV,
-            Feature.OWN_VALUES,
-            Feature.LAYER_INPUTS,
-            Feature.NORMED_EXPERTS,
-            Feature.ONE_BLOCK,
-            Feature.PLAIN_MLP,
-            Feature.VECTORS,
-            Feature.BOTH_WAYS,
-            Feature.ENCODER,
-        }
-    ),
-}
+EVERYTHING = frozenset(Feature)
+COMPUTED: dict[str, frozenset[Feature]] = {"reference": EVERYTHING, "cpu": EVERYTHING, "cuda": EVERYTHING}
 """By backend. What sizes it takes is its own to say."""
 
 

@@ -16,6 +16,7 @@ from tests.backends.cuda.engines import Sizes
 from tests.backends.cuda.tables import fused_up_to
 from tests.models.tiny_embedders import MAX_TOKENS, Embedder, make_embedder, make_reranker
 
+from twostroke.backends import cuda
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.kernels.pooling import mean_states
 from twostroke.core.events import TokenEvent, VectorEvent
@@ -40,6 +41,7 @@ def texts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
 
 
 def engine_for(checkpoint: Checkpoint, device: str, sizes: Sizes = SIZES, *, finds_prefixes: bool = True) -> Engine:
+    assert cuda._unsupported_shape(checkpoint) is None
     whole = reads_whole(checkpoint)
     config = replace(sizes.config, whole_prompts=whole, prefix_caching=finds_prefixes and not whole)
     backend = CudaBackend(
