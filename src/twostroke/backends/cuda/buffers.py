@@ -9,7 +9,7 @@ import torch
 from twostroke.backends.cuda.kernels.product import padded_rows
 from twostroke.backends.cuda.latent import LatentBuffers
 from twostroke.backends.cuda.layer_inputs import InputBuffers
-from twostroke.backends.cuda.layer_matrices import attention_of, model_matrices, widest_mlp
+from twostroke.backends.cuda.layer_matrices import attention_of, matrices_of, widest_mlp
 from twostroke.backends.cuda.model_matrices import unpacked_weights
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
@@ -45,7 +45,7 @@ class Buffers:
             self.latent = LatentBuffers(attention, num_tokens, dtype, device)
         if mixer is not None:
             self.recurrent = RecurrentBuffers(spec, mixer, num_tokens, num_queries, dtype, device)
-        matrices = {(matrix.kind, matrix.product) for matrix in model_matrices(spec)}
+        matrices = {(matrix.kind, matrix.product) for matrix in matrices_of(spec)}
         self.positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self.residual = empty(spec.hidden_size)
         self.normed = empty(spec.hidden_size)

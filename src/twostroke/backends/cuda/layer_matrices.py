@@ -151,11 +151,11 @@ def inputs_of(spec: ModelSpec) -> list[ModelMatrix]:
     return [ModelMatrix("inputs", name, Product("plain", spec.num_layers * own.width, spec.hidden_size), (name,))]
 
 
-def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:
+def matrices_of(spec: ModelSpec) -> list[ModelMatrix]:
     of_layers = (matrix for index in range(spec.num_layers) for matrix in layer_matrices(spec, index))
     return [*inputs_of(spec), *of_layers, *([head_of(spec)] if spec.has_output else [])]
 
 
 def products_of(spec: ModelSpec) -> list[Product]:
     """Those that a table chooses a kernel for."""
-    return list(dict.fromkeys(matrix.product for matrix in model_matrices(spec)))
+    return list(dict.fromkeys(matrix.product for matrix in matrices_of(spec)))

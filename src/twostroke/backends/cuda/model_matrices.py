@@ -11,7 +11,7 @@ from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS, MOS
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
 from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, can_be_units
 from twostroke.backends.cuda.kernels.product import Card, Product
-from twostroke.backends.cuda.layer_matrices import ModelMatrix, layer_matrices, model_matrices
+from twostroke.backends.cuda.layer_matrices import ModelMatrix, layer_matrices, matrices_of
 from twostroke.backends.cuda.stored_codes import (
     AS_COMPUTED,
     EXPERTS_TO,
@@ -124,7 +124,7 @@ def held_weight_bytes(checkpoint: Checkpoint, formats: Formats, card: Card | Non
     if card is not None:
         held = held_on(held, spec, card)
     total = 2 * sum(prod(shape) for shape in spec.tensor_shapes().values())
-    for matrix in model_matrices(spec):
+    for matrix in matrices_of(spec):
         if (code := held.codes.get(matrix.name)) is not None:
             shape = matrix.product.shape
             total += code.num_bytes(shape) - 2 * prod(shape)
@@ -136,7 +136,7 @@ def quantising_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
     """What is needed beside all weights while the largest matrix is brought to few bits as it is loaded."""
     if not is_low_bit(formats):
         return 0
-    matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
+    matrices = [matrix for matrix in matrices_of(checkpoint.spec) if matrix.kind != "head"]
     dense = (prod(matrix.product.shape) for matrix in matrices if not matrix.product.experts)
     needed = QUANTISING_BYTES_A_WEIGHT * max(dense, default=0)
     if formats.weights == STORED:
@@ -158,7 +158,7 @@ def _code_of_tensor(checkpoint: Checkpoint, name: str, formats: Formats) -> Code
     known = _codes_of[0] if _codes_of else None  # another thread may ask about another model
     if known is None or known[0] is not checkpoint or known[1] != formats:
         held = held_of(checkpoint, formats)
-        matrices = (one for one in model_matrices(checkpoint.spec) if one.name in held.codes)
+        matrices = (one for one in matrices_of(checkpoint.spec) if one.name in held.codes)
         known = checkpoint, formats, {name: held.codes[one.name] for one in matrices for name in one.tensors}
         _codes_of[:] = [known]
     return known[2].get(name)
@@ -174,7 +174,7 @@ def unpacked_weights(spec: ModelSpec, held: Held, num_tokens: int) -> int:
     if moe is None or num_tokens * moe.experts_per_token <= MOST_UNPACKED_ROWS * moe.num_experts:
         return 0
     names = {name for name in held.experts if name in held.codes and held.codes[name].by_rows is None}
-    return max((prod(one.product.shape) for one in model_matrices(spec) if one.name in names), default=0)
+    return max((prod(one.product.shape) for one in matrices_of(spec) if one.name in names), default=0)
 
 
 def has_copy(matrix: ModelMatrix, choices: Choices) -> bool:
@@ -187,7 +187,7 @@ def has_copy(matrix: ModelMatrix, choices: Choices) -> bool:
 
 def with_copies(spec: ModelSpec, choices: Choices, held: Held = AS_COMPUTED) -> list[ModelMatrix]:
     """Of those that are not held in few bits. A head has one only where layers have, or are in fewer bits anyway."""
-    found = [one for one in model_matrices(spec) if one.name not in held.codes and has_copy(one, choices)]
+    found = [one for one in matrices_of(spec) if one.name not in held.codes and has_copy(one, choices)]
     return [] if [matrix.kind for matrix in found] == ["head"] and not held.codes else found
 
 
@@ -203,7 +203,7 @@ def offered_on(checkpoint: Checkpoint, formats: Formats, card: Card) -> DecodeWe
 def sizes_of(checkpoint: Checkpoint, choices: Choices, held: Held = AS_COMPUTED) -> DecodeWeights | str:
     spec = checkpoint.spec
     matrices = with_copies(spec, choices, held)
-    if not matrices and all(matrix.name in held.codes for matrix in model_matrices(spec)):
+    if not matrices and all(matrix.name in held.codes for matrix in matrices_of(spec)):
         return "all of its matrices are held in fewer bits than twelve"
     if not matrices:
         return "no matrix of this model has a size and shape that products with packed weights take"

@@ -25,7 +25,7 @@ from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
 from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
 from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.backends.cuda.layer_matrices import activation_in, alone_in, model_matrices, widest_mlp
+from twostroke.backends.cuda.layer_matrices import activation_in, alone_in, matrices_of, widest_mlp
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.model_matrices import offered_on
 from twostroke.backends.cuda.native import why_not
@@ -71,7 +71,7 @@ class ProductScratch:
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
         self.gate_up = torch.zeros(num_tokens * 2 * widest_mlp(spec), dtype=dtype, device=device)
         self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
-        products = {matrix.product for matrix in model_matrices(spec) if matrix.kind != "head"}
+        products = {matrix.product for matrix in matrices_of(spec) if matrix.kind != "head"}
         dense = [product.shape for product in products if not product.experts]
         shapes = dense if held.dense_codes else [(0, 0)]
         self.unpacked = torch.zeros(max(prod(shape) for shape in shapes), dtype=dtype, device=device)
