@@ -194,9 +194,11 @@ def _rope_and_store(
         source = qkv_row + tl.where(is_value, head - KV_HEADS, head) * HEAD_DIM
     first = tl.load(source + column, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + HALF + column, mask=mask, other=0.0).to(tl.float32)
-    rest_column = 2 * HALF + tl.arange(0, REST_BLOCK if REST_BLOCK else 1)[None, :]
-    rest_mask = in_head & (rest_column < HEAD_DIM)
-    rest = tl.load(source + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
+    rest_column, rest = column, first  # which nothing reads where all dimensions are turned
+    if REST_BLOCK:
+        rest_column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+        rest_mask = in_head & (rest_column < HEAD_DIM)
+        rest = tl.load(source + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
     if q_norm is not None and not RULES.norms_turned:
         first, second, rest = _normed(
             first, second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, HALF, HEAD_DIM,
@@ -212,7 +214,8 @@ def _rope_and_store(
     if growth is not None:
         turned_first *= grown
         turned_second *= grown
-        rest *= grown
+        if REST_BLOCK:
+            rest *= grown
     scale = None
     if k_scales is not None:
         largest = tl.max(tl.maximum(tl.abs(turned_first), tl.abs(turned_second)), 1)
