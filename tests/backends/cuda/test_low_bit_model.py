@@ -70,6 +70,11 @@ def brought_back(checkpoint: Checkpoint, weights: str) -> Checkpoint:
                 ("int4", "llama"),
                 ("fp8", "gemma2"),
                 ("int4", "llama_bias"),
+                ("fp8", "nemotron_h"),
+                ("int4", "nemotron_h"),
+                ("int4", "gemma4"),
+                ("fp8", "gemma4_moe"),
+                ("fp8", "olmoe"),
             )
         ),
     ],
