@@ -105,7 +105,7 @@ class Eagle3Weights:
             o=matrices["o"],
             gate_up=matrices["gate_up"],
             down=matrices["down"],
-            output=matrices.get("head", target.head),
+            output=matrices.get("head", target.output),
             input_norm=norm("input_norm"),
             fc_norms=tuple(loader.place((f"fc_norm.{index}",)) for index in range(len(spec.taps) * spec.fc_norm)),
             embedding_norm=loader.place(("embedding_norm",)),

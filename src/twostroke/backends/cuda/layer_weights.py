@@ -125,23 +125,26 @@ def layer_weights(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWei
         mlp = _experts(own.mlp, layer, matrices)
     elif own.mlp is not None:
         mlp = DenseWeights(matrices["gate_up"], matrices["down"])
-    names: tuple[str, ...] = ("attention_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
-    norms: dict[str, torch.Tensor | None] = {}
-    after: dict[str, AfterNorm] = {}
-    if own.norms_after:
-        blocks = ("attention", "mlp")
-        places = {name: (layer.place(f"{name}_norm"), layer.place(f"{name}_norm_bias")) for name in blocks}
-        after = {f"after_{name}": AfterNorm(*placed) for name, placed in places.items()}
-    else:
-        norms = {name: layer.given(name) for name in names}
+
+    def norm(name: str) -> torch.Tensor | None:
+        return None if own.norms_after else layer.given(name)
+
+    def after(block: str) -> AfterNorm | None:
+        names = (f"{block}_norm", f"{block}_norm_bias")
+        return AfterNorm(*map(layer.place, names)) if own.norms_after else None
+
     joins = None
     if own.layer_input is not None:
         joins = JoinWeights(matrices["input_gate"], matrices["input_join"], layer.place("post_input_norm"))
     return LayerWeights(
         mix=None if own.attention is None else _mix(layer, matrices),
         mlp=mlp,
-        **norms,
-        **after,
+        attention_norm=norm("attention_norm"),
+        post_attention_norm=norm("post_attention_norm"),
+        mlp_norm=norm("mlp_norm"),
+        post_mlp_norm=norm("post_mlp_norm"),
+        after_attention=after("attention"),
+        after_mlp=after("mlp"),
         input=joins,
         scale=layer.given("layer_scale", torch.float32),
     )

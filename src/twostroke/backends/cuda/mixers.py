@@ -46,8 +46,10 @@ def kernels_of(
     """`num_queries`: of a step that verifies drafts, at most; `scaled`: what a number of the cache is multiplied by."""
     if isinstance(own := attention_of(spec), LatentAttention):
         return (LatentKernels(own, page, dtype, device, max(num_rows, num_queries)),)
-    common = (page, dtype, 1 + max_drafts, scaled, spec.is_causal)
-    shapes = (AttentionShape(*sizes, *common) for sizes in _head_sizes(spec))
+    shapes = (
+        AttentionShape(*sizes, page, dtype, 1 + max_drafts, scaled, is_causal=spec.is_causal)
+        for sizes in _head_sizes(spec)
+    )
     return tuple(Attention(shape, device, num_rows, num_queries) for shape in shapes)
 
 

@@ -244,8 +244,7 @@ class Decoder:
         """[rows, vocab] float32"""
         spec, weights, count = self._spec, self.weights, len(residual)
         logits, stream = self._buffers.logits[:count], Stream(residual, self._buffers.normed[:count])
-        assert weights.head is not None
-        self._products.multiply(stream, weights.final_norm, weights.head, logits)
+        self._products.multiply(stream, weights.final_norm, weights.output, logits)
         if spec.logits_softcap is not None:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits

@@ -106,7 +106,8 @@ class VectorPath(PrefillPath):
             firsts, counts = np.array(texts, dtype=np.int32).T
             self._staging.send((firsts, counts))
             pooled = self._means[:count]
-            mean_states(self._states, *self._staging.views((count, count)), pooled)
+            staged_firsts, staged_counts = self._staging.views((count, count))
+            mean_states(self._states, staged_firsts, staged_counts, pooled)
         for matrix in self._matrices:
             pooled = matrix.apply(pooled)
         return torch.nn.functional.normalize(pooled, dim=1) if self._normalises else pooled.clone()

@@ -50,6 +50,12 @@ class Weights:
     inputs: InputWeights | None = None
     places: Places | None = None
 
+    @property
+    def output(self) -> Matrix:
+        """The head of a model that scores tokens."""
+        assert self.head is not None
+        return self.head
+
     @staticmethod
     def placed(
         checkpoint: Checkpoint,
