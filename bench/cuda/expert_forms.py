@@ -17,8 +17,8 @@ from bench.cuda.clock import median_us, say
 from twostroke.backends.cuda.kernels.expert_units import ExpertUnits, SmallFloatUnits
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, INT4, MX_UNITS, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
+from twostroke.backends.cuda.layer_matrices import layer_matrices
 from twostroke.backends.cuda.matrix import Matrix
-from twostroke.backends.cuda.model_matrices import layer_matrices
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice

@@ -34,12 +34,12 @@ def set_contexts(backend: CudaBackend, path: DecodePath, rows: int, mean: int, s
     are random: zeros would take less power, and so less time."""
     own = backend._parts
     own.rows.last_tokens.random_(0, own.rows.sampling.vocab_size)
-    table, block_size = own.rows.tables[0], own.attention.shape.page
+    table, block_size = own.rows.tables[0], own.kernels[0].shape.page
     generator = np.random.default_rng(0)
     positions = generator.permutation(np.linspace(mean * (1 - spread), mean * (1 + spread), rows)).astype(np.int32)
     counts = positions // block_size + 1
     blocks = generator.permutation(int(counts.sum())).astype(np.int32)
-    layers = own.decoder._paged
+    layers = list(own.decoder._mixers._paged.values())
     if len(blocks) >= (held := len(layers[0].keys)):
         raise SystemExit(f"{rows} contexts of {mean} take {len(blocks)} blocks, and there are {held - 1}")
     for cache in (cache for kv in layers for cache in (kv.keys, kv.values)):

@@ -173,7 +173,6 @@ def test_weights_stored_in_f16_are_computed_in_and_have_no_copies(tmp_path: Path
             "the copies are of bf16 weights, and these are planned in int8",
         ),
         ("Llama-3.1-8B", "h200", {"tensor_parallel": 2}, "this engine runs a model on one device"),
-        ("Nemotron-3-Nano-30B-A3B", "h200", {}, "its layers have attention and an MLP, both"),
     ],
 )
 def test_copies_that_were_asked_for_and_cannot_be_had(

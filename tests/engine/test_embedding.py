@@ -188,12 +188,6 @@ def test_a_model_that_writes_text_gives_no_vectors(tmp_path: Path) -> None:
             llm.engine.add(replace(llm.request("a", SamplingParams()), wants_vector=True))
 
 
-def test_the_backend_that_cannot_says_why(embedders: dict[str, Embedder]) -> None:
-    from twostroke.backends import cuda
-
-    assert cuda._unsupported_shape(load_checkpoint(embedders["qwen3"].folder)) == "it gives no vectors"
-
-
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("kind", ["bert", "xlm_roberta"])
 def test_a_reranker_scores_as_transformers_does(kind: str, backend: str, tmp_path: Path) -> None:

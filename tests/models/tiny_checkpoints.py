@@ -244,7 +244,8 @@ def _gemma4_large(**settings: Any) -> PreTrainedModel:
 def _gemma4_moe(**settings: Any) -> PreTrainedModel:
     """As 26B-A4B is."""
     own = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 32}
-    return _gemma4_large(**own, num_hidden_layers=3, layer_types=_GEMMA4["layer_types"][:3], **settings)
+    own |= {"num_hidden_layers": 3, "layer_types": _GEMMA4["layer_types"][:3]}
+    return _gemma4_large(**{**own, **settings})
 
 
 def _gemma4_vision() -> PreTrainedModel:
@@ -576,20 +577,8 @@ def dense_variants() -> list[str]:
 
 
 def cuda_variants() -> list[str]:
-    """Those that the CUDA backend computes: all of one size, dense or with experts."""
-    return [
-        *uniform_variants(),
-        *TEXT_HALVES,
-        "ernie4_5_moe",
-        "qwen3_moe_mixed",
-        "gpt_oss",
-        "qwen2_moe",
-        "glm4_moe",
-        "ministral3",
-        "smollm3",
-        *(variant for variant in _BUILDERS if variant.startswith(_KEEP_STATES) and variant != "nemotron_h"),
-        *latent_variants(),
-    ]
+    """Those that the CUDA backend computes: all."""
+    return variants()
 
 
 def cpu_variants() -> list[str]:

@@ -107,6 +107,11 @@ class GroupedAttention:
         return {name: shape for name, shape in shapes.items() if name not in self.absent}
 
     @property
+    def made(self) -> tuple[str, ...]:
+        """Of queries, keys and values, those that it has a matrix for."""
+        return tuple(name for name in ("q", "k", "v") if name not in self.absent)
+
+    @property
     def absent(self) -> tuple[str, ...]:
         """Tensors that a layer has none of, since others stand in for them."""
         if self.shares_kv_of is not None:

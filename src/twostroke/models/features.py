@@ -18,7 +18,7 @@ from twostroke.models.spec import (
     Recurrent,
 )
 
-LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and this backend has one size for all of them"
+LAYERS_DIFFER = "its layers differ in their norms, or in the shape of what they keep, and this backend has one for all"
 
 
 class Feature(Enum):
@@ -47,23 +47,8 @@ class Feature(Enum):
     ENCODER = "it has no encoders, whose positions are looked up and whose norms stand behind their blocks"
 
 
-COMPUTED: dict[str, frozenset[Feature]] = {
-    "reference": frozenset(Feature),
-    "cpu": frozenset(Feature),
-    "cuda": frozenset(
-        {
-            Feature.STATES,
-            Feature.LATENT,
-            Feature.SINKS,
-            Feature.OUTPUT_GATE,
-            Feature.NO_ROPE,
-            Feature.GROWTH,
-            Feature.SHARED_EXPERTS,
-            Feature.ROUTING,
-            Feature.EXPERT_BIASES,
-        }
-    ),
-}
+EVERYTHING = frozenset(Feature)
+COMPUTED: dict[str, frozenset[Feature]] = {"reference": EVERYTHING, "cpu": EVERYTHING, "cuda": EVERYTHING}
 """By backend. What sizes it takes is its own to say."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh"]
+Alone = Literal["squared_relu", "gelu", "silu", "gelu_tanh"]
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -33,6 +34,15 @@ class DenseMlp:
     """Nemotron-H: in place of the activation, the square of what is above zero."""
     is_exact: bool = False
     """BERT: its GELU is by the error function, not by tanh."""
+
+    @property
+    def alone(self) -> Alone | None:
+        """What is made of its first product, where it has no gate."""
+        if self.is_gated:
+            return None
+        if self.squared_relu:
+            return "squared_relu"
+        return "gelu" if self.is_exact else self.activation
 
     def tensor_shapes(self, hidden: int, prefix: str = "") -> Shapes:
         size = self.intermediate_size

@@ -16,6 +16,7 @@ from twostroke.models.attention_spec import QueryGrowth as QueryGrowth
 from twostroke.models.layer_input_spec import LayerInput as LayerInput
 from twostroke.models.mlp_spec import PLAIN_ROUTING as PLAIN_ROUTING
 from twostroke.models.mlp_spec import Activation as Activation
+from twostroke.models.mlp_spec import Alone as Alone
 from twostroke.models.mlp_spec import ClampedGate as ClampedGate
 from twostroke.models.mlp_spec import DenseMlp as DenseMlp
 from twostroke.models.mlp_spec import Mlp as Mlp

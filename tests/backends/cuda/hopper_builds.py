@@ -167,6 +167,7 @@ def attention_calls() -> Iterator[tuple[str, str]]:
         (96, 16, half, Scoring(0.1, window=100)),
         (256, 64, half, Scoring(0.1, window=1024, first=1)),
         (256, 64, torch.float16, Scoring(0.1, window=100, softcap=50.0)),
+        (512, 64, half, Scoring(0.1)),
         (64, 64, torch.float32, Scoring(0.1)),
     ):
         heads = torch.empty(4, 48, head_dim, dtype=dtype)[:, :32]
@@ -187,7 +188,7 @@ def attention_calls() -> Iterator[tuple[str, str]]:
             rows_out = torch.empty(tokens, 32 * head_dim, dtype=dtype)
             attention.decode(many, kv, places, places, rows_out, scoring, width)
             decode_names.append("decode in float32" if dtype == torch.float32 else "decode")
-        for tile_rows in (64, 128) if head_dim <= 128 else (64,):
+        for tile_rows in (64, 128) if head_dim <= 128 else (attention.tiling(2000).tile_rows,):
             work = PrefillWork(torch.zeros(1, 8, dtype=torch.int32), tile_rows, part_items=1, longest_context=2000)
             attention.prefill(heads, kv, work, out, scoring)
     for head_dim, page, scoring in (

@@ -38,12 +38,12 @@ def experts_by(
 
 
 def empty_experts(moe: MoeSpec, hidden: int, dtype: torch.dtype, device: str) -> MoeWeights:
-    """To be filled: of `gate_up`, expert e's rows are its gate, then its up."""
+    """To be filled: of `gate_up`, expert e's rows are its gate, where it has one, then its up."""
     experts, width = moe.num_experts, moe.expert_intermediate_size
     matrices = [
         Matrix(name, product, {"plain": Plain(torch.empty(product.shape, dtype=dtype, device=device))})
         for name, product in (
-            ("gate_up", Product("gated", width, hidden, experts=experts)),
+            ("gate_up", Product("gated" if moe.is_gated else "activated", width, hidden, experts=experts)),
             ("down", Product("join", hidden, width, experts=experts)),
         )
     ]

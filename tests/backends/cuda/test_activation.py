@@ -3,7 +3,7 @@ import torch
 from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
 from transformers.activations import ACT2FN
 
-from twostroke.backends.cuda.kernels.activation import gate_by_sigmoid, gated
+from twostroke.backends.cuda.kernels.activation import activate_rows, gate_by_sigmoid, gate_with, gated
 
 TRANSFORMERS_NAME = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
@@ -34,6 +34,27 @@ def test_rows_pass_a_gate_of_their_own(device, dtype):
     expected = rows.float() * gates.float().sigmoid()
     gate_by_sigmoid(rows, gates)
     assert_close(rows, expected)
+
+
+@pytest.mark.parametrize("kind", ["squared_relu", "gelu", "silu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_without_a_gate_are_transformers_activation(device, kind, dtype):
+    """In place, and nothing beside them."""
+    wide = random(3, 1200, dtype=dtype, device=device) * 4
+    rows, behind = wide[:, :1100], wide[:, 1100:].clone()
+    name = {"squared_relu": "relu2", **TRANSFORMERS_NAME}.get(kind, kind)
+    expected = ACT2FN[name](rows.float())
+    activate_rows(rows, kind=kind)
+    assert_close(rows, expected)
+    assert torch.equal(wide[:, 1100:], behind)
+
+
+def test_a_gate_and_what_it_lets_pass_may_lie_anywhere(device):
+    gates = random(3, 96, dtype=torch.float32, device=device)
+    ups = random(3, 300, dtype=torch.float32, device=device)[:, 100:196]
+    expected = torch.nn.functional.silu(gates) * ups
+    gate_with(gates, ups, gates, kind="silu")
+    assert_close(gates, expected)
 
 
 def test_no_tokens(device):

@@ -74,7 +74,7 @@ def test_groups(device, heads, kv_heads, config):
     check(device, [1, 37, 80], heads=heads, kv_heads=kv_heads, head_dim=64, page=16, config=config)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 def test_head_sizes(device, head_dim):
     check(device, [70], heads=2, kv_heads=1, head_dim=head_dim, page=16, config=SMALL)
 

@@ -213,10 +213,13 @@ def test_drawn_tokens_are_those_without_drafts(one_layer: Checkpoint, device: st
         ("mistral", {}),
         ("gpt_oss", {"sliding_window": 8}),
         ("deepseek_v2_lite", {"n_routed_experts": 4, "num_experts_per_tok": 2}),
+        ("gemma4", {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("hunyuan_dense", {}),
+        ("olmo2", {}),
     ],
 )
-def test_other_families_too(variant: str, changes: Mapping[str, int], tmp_path: Path, device: str) -> None:
-    """With windows, caps, sinks, experts and latents."""
+def test_other_families_too(variant: str, changes: Mapping[str, object], tmp_path: Path, device: str) -> None:
+    """With windows, caps, sinks, experts, latents, heads of two sizes and norms in other places."""
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path, num_hidden_layers=2, **changes)[0])
     assert check_told(checkpoint, mixed_requests((3, 25, 1), (20, 13, 16, 9)), device) >= {1, 2, 3}
 

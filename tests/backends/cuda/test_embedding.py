@@ -1,9 +1,10 @@
 import pytest
 import torch
-from tests.backends.cuda.closeness import DTYPES, poisoned, random
+from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
 
-from twostroke.backends.cuda.kernels.embedding import FROM_ROW, Positions, gather
+from twostroke.backends.cuda.kernels.embedding import FROM_ROW, Places, Positions, gather, gather_places
 from twostroke.backends.cuda.kernels.sampling_state import NUM_OUTPUT, NUM_WORDS, PROMPT_LEN
+from twostroke.backends.cuda.rows import NO_SECOND
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,3 +49,23 @@ def test_gather_of_no_tokens_does_nothing(device):
     none = torch.empty(0, dtype=torch.int32, device=device)
     embedding = random(9, 16, dtype=torch.float32, device=device)
     gather(embedding, none, none, torch.zeros(1, dtype=torch.int32, device=device), embedding[:0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_texts", [1, 2])
+def test_an_encoder_looks_up_where_tokens_stand_and_in_which_text(device, dtype, num_texts):
+    """The norm of the sum; a row's second text begins at its third token, the other row has one text."""
+    hidden, first_place = 48, 2
+    embedding, positions = (random(20, hidden, dtype=dtype, device=device, seed=seed) for seed in (1, 2))
+    text_rows = random(num_texts, hidden, dtype=dtype, device=device, seed=3)
+    norm, bias = (random(hidden, dtype=dtype, device=device, seed=seed) for seed in (4, 5))
+    ids, rows, at, seconds = (
+        torch.tensor(numbers, dtype=torch.int32, device=device)
+        for numbers in ([7, 0, 19, 3, 7], [1, 1, 1, 0, 0], [0, 1, 2, 5, 9], [NO_SECOND, 2])
+    )
+    out = poisoned(5, hidden, dtype=dtype, device=device)
+    places = Places(positions, text_rows, norm, bias)
+    gather_places(embedding, places, ids, rows, at, seconds, out, first_place=first_place, eps=1e-5)
+    of_text = torch.tensor([0, 0, num_texts - 1, 0, 0], device=device)
+    total = embedding[ids.long()].float() + positions[at.long() + first_place].float() + text_rows[of_text].float()
+    assert_close(out, torch.nn.functional.layer_norm(total, (hidden,), norm.float(), bias.float(), 1e-5))

@@ -99,8 +99,8 @@ def test_it_needs_a_torch_and_a_card_that_can(checkpoint: Checkpoint, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"head_dim": 72}, "its attention needs a head size of a multiple of 16 up to 256, not 72"),
-        ({"head_dim": 512}, "its attention needs a head size of a multiple of 16 up to 256, not 512"),
+        ({"head_dim": 72}, "its attention needs a head size of a multiple of 16 up to 512, not 72"),
+        ({"head_dim": 528}, "its attention needs a head size of a multiple of 16 up to 512, not 528"),
         ({"num_heads": 34}, "its attention shares a key among 16 queries at most, not 17"),
     ],
 )

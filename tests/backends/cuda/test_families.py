@@ -22,6 +22,17 @@ SMALL: dict[str, dict[str, Any]] = {
     "ministral3": {"num_hidden_layers": 1},
     "deepseek_v2_lite": {"num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "mistral4": {"num_hidden_layers": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
+    "olmo2": {"num_hidden_layers": 1},
+    "olmoe": {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2},
+    "minimax_m2": {"num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "hunyuan_dense": {"num_hidden_layers": 1},
+    "gemma4": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+    },
+    "gemma4_moe": {"num_experts": 4, "top_k_experts": 2},
+    "nemotron_h": {"n_routed_experts": 4, "num_experts_per_tok": 2},
 }
 """Of the default tests: sizes that the interpreter is done with soon."""
 LONGER = (
@@ -29,6 +40,8 @@ LONGER = (
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4"),
     *("lfm2_moe", "qwen3_next", "qwen3_next_mixed", "qwen3_5_moe", "granite_hybrid", "granite_hybrid_dense"),
     *("smollm3", "lfm2", "qwen3_5"),
+    *("olmo2", "olmo3", "exaone4", "olmoe", "minimax_m2", "hunyuan_dense", "hunyuan_moe"),
+    *("nemotron_h", "gemma4", "gemma4_large", "gemma4_moe", "gemma4_unified"),
 )
 
 

@@ -20,6 +20,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
 EXPERTS = {"num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2}
+SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 2
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 1},
     "gemma3": {"num_hidden_layers": 2},
@@ -30,6 +31,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": EXPERTS,
     "ministral3": {"num_hidden_layers": 1},
     "lfm2": {},
+    "olmo2": {"num_hidden_layers": 1},
+    "minimax_m2": {"num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "hunyuan_dense": {"num_hidden_layers": 1},
+    "gemma4": {"num_hidden_layers": 4, "layer_types": SLIDING_AND_FULL, "num_kv_shared_layers": 2},
+    "gemma4_moe": {"num_experts": 4, "top_k_experts": 2},
+    "nemotron_h": {"n_routed_experts": 4, "num_experts_per_tok": 2},
 }
 MANY = 200
 

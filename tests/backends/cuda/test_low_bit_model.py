@@ -17,14 +17,13 @@ from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.buffers import tensor_bytes
 from twostroke.backends.cuda.kernels.product import Card
 from twostroke.backends.cuda.kernels.row_forms import RowForm
+from twostroke.backends.cuda.layer_matrices import layer_matrices, matrices_of
 from twostroke.backends.cuda.matrix import empty_low_bit
 from twostroke.backends.cuda.model_matrices import (
     MLP_KINDS,
     held_of,
     held_on,
     held_weight_bytes,
-    layer_matrices,
-    model_matrices,
     offered_on,
     read_bytes,
 )
@@ -71,6 +70,11 @@ def brought_back(checkpoint: Checkpoint, weights: str) -> Checkpoint:
                 ("int4", "llama"),
                 ("fp8", "gemma2"),
                 ("int4", "llama_bias"),
+                ("fp8", "nemotron_h"),
+                ("int4", "nemotron_h"),
+                ("int4", "gemma4"),
+                ("fp8", "gemma4_moe"),
+                ("fp8", "olmoe"),
             )
         ),
     ],
@@ -100,9 +104,7 @@ def test_bytes_are_counted_as_they_are_held(weights: str, tmp_path: Path) -> Non
     held, _ = Weights.placed(checkpoint, torch.device("meta"), torch.bfloat16, held=held_of(checkpoint, formats))
     matrices = sum(matrix.num_bytes for matrix in held.matrices() if matrix.name != "head")
     shapes = checkpoint.spec.tensor_shapes()
-    in_matrices = {
-        name for matrix in model_matrices(checkpoint.spec) for name in matrix.tensors if matrix.kind != "head"
-    }
+    in_matrices = {name for matrix in matrices_of(checkpoint.spec) for name in matrix.tensors if matrix.kind != "head"}
     others = sum(2 * torch.Size(shape).numel() for name, shape in shapes.items() if name not in in_matrices)
     assert held_weight_bytes(checkpoint, formats) == matrices + others
     assert tensor_bytes(held.embedding) > 0

@@ -72,6 +72,45 @@ def expected_output(moe: MoeSpec, weights: MoeWeights, x: torch.Tensor, activati
     return out
 
 
+@pytest.mark.parametrize("num_tokens", [1, 7, MAX_TOKENS])
+def test_experts_without_gates(num_tokens: int, device: str) -> None:
+    """What is above zero is squared; the product of as many outputs as there are rows of weights."""
+    moe = replace(MOE, is_gated=False, squared_relu=True)
+    by = Choices(table_for("none"), card_of(torch.device(device), torch.float32))
+    weights, x = weights_of(moe, torch.float32, device), inputs(num_tokens, torch.float32, device)
+    assert weights.gate_up.weight.shape == (moe.num_experts, moe.expert_intermediate_size, HIDDEN)
+    shares = torch.softmax(x @ weights.router.T, dim=-1)
+    best, chosen = shares.topk(moe.experts_per_token)
+    expected = torch.zeros_like(x)
+    for token in range(num_tokens):
+        for share, expert in zip(best[token] / best[token].sum(), chosen[token], strict=True):
+            inner = (weights.gate_up.weight[expert] @ x[token]).clamp(min=0) ** 2
+            expected[token] += share * (weights.down.weight[expert] @ inner)
+    found = run(moe, weights, x, by)
+    assert float((found - expected).abs().max()) < TOLERANCES[torch.float32] * max(1, float(expected.abs().max()))
+
+
+def test_shares_of_experts_have_scales_and_the_router_inputs_of_its_own(device: str) -> None:
+    """Of few tokens and of many; where results go to the router's own inputs."""
+    weights = weights_of(MOE, torch.float32, device)
+    scales = torch.linspace(0.5, 2.0, MOE.num_experts, device=device)
+    scaled = replace(weights, scales=scales)
+    for path in PATHS:
+        x, for_router = (inputs(count, torch.float32, device)[:5] for count in (5, 6))
+        by = choices(path, torch.float32, device)
+        shares = torch.softmax(for_router @ weights.router.T, dim=-1)
+        best, chosen = shares.topk(MOE.experts_per_token)
+        best = best / best.sum(1, keepdim=True) * scales[chosen]
+        expected = torch.zeros_like(x)
+        for token in range(len(x)):
+            for share, expert in zip(best[token], chosen[token], strict=True):
+                gate, up = (weights.gate_up.weight[expert] @ x[token]).chunk(2)
+                expected[token] += share * (weights.down.weight[expert] @ (torch.nn.functional.silu(gate) * up))
+        scratch, out = MoeScratch(MOE, HIDDEN, MAX_TOKENS, x.dtype, x.device), for_router.clone()
+        MoeBlock(MOE, scaled, by).forward(x, out, scratch, for_router=out)
+        assert float((out - expected).abs().max()) < TOLERANCES[torch.float32]
+
+
 def run(moe: MoeSpec, weights: MoeWeights, x: torch.Tensor, by: Choices) -> torch.Tensor:
     hidden = x.shape[1]
     scratch = MoeScratch(moe, hidden, max(MAX_TOKENS, len(x)), x.dtype, x.device)

@@ -4,7 +4,7 @@ from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, layer_norm, norm_spans, rms_norm
 
 EPS = 1e-5
 SHAPES = [(1, 64), (3, 100), (2, 576)]
@@ -112,3 +112,43 @@ def test_float16_rows_whose_squares_overflow_it(device):
 def test_no_tokens(device):
     x = random(4, 16, dtype=torch.float32, device=device)
     rms_norm(x[:0], x[0], x[:0], eps=EPS)
+
+
+def test_a_layer_that_ends_scales_the_stream(tensors):
+    """What follows is normed of the scaled one."""
+    x, residual, weight, post_weight = tensors
+    total = (residual.float() + llama_norm(x, post_weight)) * 0.25
+    scale, out = torch.tensor([0.25], device=x.device), torch.full_like(x, float("nan"))
+    add_rms_norm(x, residual, weight, out, eps=EPS, post_weight=post_weight, scale=scale)
+    assert_close(residual, total)
+    assert_close(out, llama_norm(residual, weight))
+
+
+def test_a_gain_is_of_the_norm_alone(tensors):
+    x, _, weight, _ = tensors
+    out = torch.full_like(x, float("nan"))
+    rms_norm(x, weight, out, eps=EPS, gain=0.125)
+    assert_close(out, llama_norm(x, weight) * 0.125)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("widths", [(64, 64), (96, 32), (1200, 80)])
+def test_heads_are_normed_together(device, dtype, widths):
+    """Queries by themselves and keys by themselves, of very different sizes; what is behind them stays."""
+    queries, keys = (random(3, width, dtype=dtype, device=device, seed=width) for width in widths)
+    keys, behind = keys * 20, random(3, 40, dtype=dtype, device=device)
+    q_norm, k_norm = (random(width, dtype=dtype, device=device, seed=1) + 1 for width in widths)
+    together = torch.cat([queries, keys, behind], 1)
+    norm_spans(together, q_norm, k_norm, eps=EPS)
+    assert_close(together[:, : widths[0]], llama_norm(queries, q_norm))
+    assert_close(together[:, widths[0] : sum(widths)], llama_norm(keys, k_norm))
+    assert torch.equal(together[:, sum(widths) :], behind)
+
+
+def test_layer_norm_is_torchs(tensors):
+    """Of rows that stand far from zero."""
+    x, bias, weight, _ = tensors
+    x, bias = x + 7, bias[0].clone()
+    expected = torch.nn.functional.layer_norm(x.float(), x.shape[1:], weight.float(), bias.float(), EPS)
+    layer_norm(x, weight, bias, eps=EPS)
+    assert_close(x, expected)

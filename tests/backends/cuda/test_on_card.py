@@ -78,6 +78,8 @@ def many_streams() -> list[Request]:
         ("llama", {"head_dim": 64}),  # the Hopper kernel takes it
         ("gemma2", {"head_dim": 256}),  # with windows and soft caps, too
         ("qwen3_moe", {"head_dim": 64}),
+        ("gemma4", {"head_dim": 256, "global_head_dim": 512}),  # two kernels of attention in one graph
+        ("nemotron_h", {}),  # layers of one block
     ],
 )
 def test_replayed_graphs_say_what_eager_launches_say(

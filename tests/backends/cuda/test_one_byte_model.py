@@ -27,10 +27,16 @@ from twostroke.models.weights.quantised_folder import KVScales
 
 SIZES = Sizes(step_tokens=16, max_rows=3, max_context=64)
 LARGEST = {"fp8": 448.0, "int8": 127.0}
+SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 2
 VARIANTS = {
     "llama": {"num_hidden_layers": 2},
     "gemma2": {"num_hidden_layers": 2},  # windows, soft caps
     "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2},  # sinks
+    "gemma4": {
+        "num_hidden_layers": 4,
+        "layer_types": SLIDING_AND_FULL,
+        "num_kv_shared_layers": 2,
+    },  # heads of two sizes
 }
 
 
@@ -73,7 +79,9 @@ def assert_alike(found: Answers, expected: Answers, within: float = 0.02) -> Non
     ("variant", "kind"),
     [("llama", "fp8"), ("gemma2", "int8"), *(
         pytest.param(variant, kind, marks=pytest.mark.slow)
-        for variant, kind in (("llama", "int8"), ("gemma2", "fp8"), ("gpt_oss", "fp8"), ("gpt_oss", "int8"))
+        for variant, kind in (
+            ("llama", "int8"), ("gemma2", "fp8"), ("gpt_oss", "fp8"), ("gpt_oss", "int8"), ("gemma4", "fp8"),
+        )
     )],
 )  # fmt: skip
 def test_a_model_says_what_the_rounding_reference_says(

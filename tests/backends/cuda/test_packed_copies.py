@@ -19,7 +19,8 @@ from twostroke.backends.cuda.kernels.packed_format import packed_bytes
 from twostroke.backends.cuda.kernels.packed_tiles import MAX_DENSE_ROWS
 from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.backends.cuda.model_matrices import ModelMatrix, sizes_of, with_copies
+from twostroke.backends.cuda.layer_matrices import ModelMatrix
+from twostroke.backends.cuda.model_matrices import sizes_of, with_copies
 from twostroke.backends.cuda.products import decode_weights
 from twostroke.backends.cuda.tuned_table import Choices, TableLine
 from twostroke.backends.cuda.weights import Weights
@@ -92,19 +93,19 @@ def test_experts_copies_are_of_all_experts(moe: Checkpoint, device: str) -> None
             for expert in range(3):
                 one = PackedMatrix(copy.data[expert], copy.factors[expert], copy.is_gated)
                 assert_copy_of(matrix.weight[expert], one)
-        assert_copy_of(layer.qkv.weight, layer.qkv.packed)
+        assert_copy_of(layer.mix.qkv.weight, layer.mix.qkv.packed)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), pytest.param(float("-inf"), marks=pytest.mark.slow)])
 def test_a_matrix_with_weights_that_are_not_finite_stays_plain(bad: float, moe: Checkpoint, device: str) -> None:
     weights = placed(moe, device)
     first, second = weights.layers
-    second.o.weight[3, 7] = bad
+    second.mix.o.weight[3, 7] = bad
     first.mlp.down.weight[2, 5, 9] = bad
     weights.head.weight[1, 0] = bad
     assert weights.pack() == ("layers.0.down", "layers.1.o", "head")
     for matrix in weights.matrices():
-        is_plain = matrix in (second.o, first.mlp.down, weights.head)
+        is_plain = matrix in (second.mix.o, first.mlp.down, weights.head)
         assert (matrix.packed is None) == is_plain and matrix.form_names == (
             ("plain",) if is_plain else ("plain", "packed")
         )

@@ -29,9 +29,48 @@ def test_groups(device, heads, kv_heads):
     check(device, [9, 20], [0, 13], heads=heads, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 def test_head_sizes(device, head_dim):
     check(device, [11], [7], heads=2, kv_heads=1, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("window", [None, 1, 9, 40, 1000])
+@pytest.mark.parametrize("block", [16, 32])
+def test_tokens_of_a_chunk_see_each_other_both_ways(device, window, block):
+    check_both_ways(device, [1, 70, 33], window, block)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_both_ways_in_parts(device, window):
+    case = check_both_ways(device, [1000], window, 64, num_sms=64, tile_rows=64)
+    assert case.work.part_items > 0
+
+
+def check_both_ways(device, counts, window, block, **tiling):
+    """Against plain arithmetic, whatever tiles and blocks the texts are cut into."""
+    rng, shape = np.random.default_rng(2), AttentionShape(4, 2, 32, 16, torch.float32, is_causal=False)
+    case = PrefillCase.random(rng, counts, [0] * len(counts), shape, device, **tiling)
+    scoring = Scoring(0.3, window, is_causal=False)
+    case.run(attend, scoring, config=WalkConfig(block, warps=4, stages=2))
+    keys, values = (gathered(case, cache) for cache in (case.cache.k, case.cache.v))
+    for number, (first, count) in enumerate(zip(case.first_tokens, counts, strict=True)):
+        places = torch.arange(count, device=device)
+        near = (places[:, None] - places).abs() < (count if window is None else window)
+        query = case.queries[first : first + count].transpose(0, 1)  # [heads, tokens, head_dim]
+        key, value = (part[number].repeat_interleave(2, 0) for part in (keys, values))
+        scores = (query @ key.transpose(1, 2) * 0.3).masked_fill(~near, float("-inf"))
+        expected = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
+        torch.testing.assert_close(case.out[first : first + count], expected, rtol=1e-4, atol=1e-5)
+    return case
+
+
+def gathered(case, cache):
+    """Of each segment, what its row's pages hold  # [kv_heads, tokens, head_dim]"""
+    found = []
+    for count, row in zip(case.counts, case.rows, strict=True):
+        pages = case.cache.kv.table[row, : -(-count // 16)].long()
+        found.append(cache[pages].transpose(0, 1).flatten(1, 2)[:, :count])
+    return found
 
 
 @pytest.mark.parametrize("page", [16, 64])

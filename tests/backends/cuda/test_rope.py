@@ -4,7 +4,7 @@ from tests.backends.cuda.closeness import DTYPES, assert_close, random
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from twostroke.backends.cuda.kernels.paged import PagedKV
-from twostroke.backends.cuda.kernels.rope import rope_and_store
+from twostroke.backends.cuda.kernels.rope import HeadRules, rope_and_store
 
 EPS = 1e-6
 BLOCK_SIZE = 16
@@ -103,3 +103,57 @@ def test_caches_that_share_an_allocation(device):
     rope_and_store(qkv, angles(32, device), zero, zero, PagedKV(both[:, 0], both[:, 1], table))
     assert torch.equal(both[1, 0, 0, 0], qkv[0, 32:64]) and torch.equal(both[1, 1, 0, 0], qkv[0, 64:])
     assert both.count_nonzero() == 64
+
+
+def normed(part, weight):
+    norm = LlamaRMSNorm(part.shape[-1], eps=EPS).to(part.device)
+    norm.weight.data = torch.ones(part.shape[-1], device=part.device) if weight is None else weight.float()
+    return norm(part.float()).detach()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rope_dim", [32, 16])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        HeadRules(norms_turned=True),
+        HeadRules(norms_values=True),
+        HeadRules(norms_values=True, made=2),
+        HeadRules(made=2),
+        HeadRules(norms_values=True, made=1),
+    ],
+    ids=str,
+)
+def test_rules_of_heads(device, dtype, rope_dim, rules):
+    """Norms behind the turn, of values too; values that are keys as they were made; queries alone."""
+    heads, kv_heads, head_dim, tokens = 4, 2, 32, 3
+    parts = [random(tokens, n, head_dim, dtype=dtype, device=device, seed=n) for n in (heads, kv_heads, kv_heads)]
+    q_norm, k_norm = (random(head_dim, dtype=dtype, device=device, seed=s) + 1 for s in (1, 2))
+    qkv = torch.cat([part.flatten(1) for part in parts[: rules.made]], 1)
+    positions = torch.tensor([0, 5, 17], dtype=torch.int32, device=device)
+    rows, table = torch.zeros_like(positions), torch.tensor([[2, 1]], dtype=torch.int32, device=device)
+    caches = [torch.full((3, kv_heads, BLOCK_SIZE, head_dim), 99.0, dtype=dtype, device=device) for _ in range(2)]
+    cos_sin = angles(rope_dim, device)
+
+    def turned(part):
+        out, (cos, sin) = part.clone(), cos_sin[positions.long()].chunk(2, dim=1)
+        cos, sin = cos.repeat(1, 2)[None], sin.repeat(1, 2)[None]
+        own = part[None, ..., :rope_dim]
+        out[..., :rope_dim] = apply_rotary_pos_emb(own, own, cos, sin, unsqueeze_dim=2)[0][0]
+        return out
+
+    values = parts[1] if rules.made == 2 else parts[2]
+    want_v = normed(values, None) if rules.norms_values else values.float()
+    if rules.norms_turned:
+        want_q, want_k = normed(turned(parts[0].float()), q_norm), normed(turned(parts[1].float()), k_norm)
+    else:
+        want_q, want_k = turned(normed(parts[0], q_norm)), turned(normed(parts[1], k_norm))
+    keys_norm = None if rules.made == 1 else k_norm
+    rope_and_store(qkv, cos_sin, positions, rows, PagedKV(*caches, table), q_norm, keys_norm, eps=EPS, rules=rules)
+    assert_close(qkv[:, : heads * head_dim], want_q.flatten(1))
+    for cache, want in zip(caches, (want_k, want_v), strict=True):
+        if rules.made == 1:
+            assert (cache == 99.0).all(), "others have stored these"
+            continue
+        for token, (block, slot) in enumerate([(2, 0), (2, 5), (1, 1)]):
+            assert_close(cache[block, :, slot], want[token])

@@ -44,6 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "qwen3_5": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "granite_hybrid_dense": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
 }
 SHORT = Schedule(16, 16, 40, 2, ((0, 0), (4, 2)), ())
 """Two prompts that begin alike: the second finds the first's snapshot."""

@@ -21,8 +21,9 @@ from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
 from twostroke.backends.cuda.kernels.row_forms import MX, NVFP4, ROW_FORMS, RowForm
+from twostroke.backends.cuda.layer_matrices import matrices_of
 from twostroke.backends.cuda.matrix import empty_low_bit
-from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, model_matrices
+from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes
 from twostroke.backends.cuda.stored_codes import ROW_KINDS, as_units, experts_code
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.weights import Weights
@@ -192,7 +193,7 @@ def test_a_gguf_says_what_the_reference_says_of_it(
     assert isinstance(chosen, Formats) and chosen.weights == STORED
     placed, _ = Weights.placed(checkpoint, torch.device("meta"), torch.bfloat16, held=held_of(checkpoint, chosen))
     matrices = placed.matrices()
-    names = {name for one in model_matrices(checkpoint.spec) for name in one.tensors}
+    names = {name for one in matrices_of(checkpoint.spec) for name in one.tensors}
     shapes = checkpoint.spec.tensor_shapes()
     rest = sum(2 * torch.Size(shape).numel() for name, shape in shapes.items() if name not in names)
     assert held_weight_bytes(checkpoint, chosen) == sum(matrix.num_bytes for matrix in matrices) + rest

@@ -20,8 +20,9 @@ from tests.models.tiny_checkpoints import make_tiny
 from twostroke.backends.cuda import FACTORY, stored_numbers
 from twostroke.backends.cuda.kernels.packed_format import FP8, Code
 from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.layer_matrices import matrices_of
 from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
-from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, model_matrices, offered_on
+from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, offered_on
 from twostroke.backends.cuda.products import LAUNCHES, Call
 from twostroke.backends.cuda.stored_codes import code_for
 from twostroke.backends.cuda.stored_numbers import fill_stored
@@ -47,7 +48,7 @@ def rounded(checkpoint: Checkpoint) -> Checkpoint:
     """What forms hold, as floats, for who knows nothing of it: by the readers of files, which are held elsewhere
     against others' packages."""
     held, tensors = held_of(checkpoint, AS_STORED), dict(checkpoint.tensors)
-    for matrix in model_matrices(checkpoint.spec):
+    for matrix in matrices_of(checkpoint.spec):
         for name in matrix.tensors if matrix.name in held.codes else ():
             values = torch.from_numpy(checkpoint.tensors[name].to_float32().copy())
             values = values if held.codes[matrix.name] is FP8 else values.to(torch.bfloat16).float()
@@ -115,7 +116,7 @@ def test_bytes_are_counted_as_they_are_held(tmp_path: Path) -> None:
     placed, _ = Weights.placed(checkpoint, torch.device("meta"), torch.bfloat16, held=held_of(checkpoint, AS_STORED))
     matrices = placed.matrices()
     assert matrices[-1].name == "head" and "plain" not in matrices[-1].forms, "a head of its own, too"
-    names = {name for one in model_matrices(checkpoint.spec) for name in one.tensors}
+    names = {name for one in matrices_of(checkpoint.spec) for name in one.tensors}
     shapes = checkpoint.spec.tensor_shapes()
     others = sum(2 * torch.Size(shape).numel() for name, shape in shapes.items() if name not in names)
     assert held_weight_bytes(checkpoint, AS_STORED) == sum(matrix.num_bytes for matrix in matrices) + others
@@ -131,7 +132,7 @@ def test_orders_of_inputs_are_counted(tmp_path: Path) -> None:
     held = held_of(checkpoint, AS_STORED)
     placed, _ = Weights.placed(checkpoint, torch.device("meta"), torch.bfloat16, held=held)
     assert held.with_order
-    in_matrices = {name for one in model_matrices(checkpoint.spec) if one.kind != "head" for name in one.tensors}
+    in_matrices = {name for one in matrices_of(checkpoint.spec) if one.kind != "head" for name in one.tensors}
     shapes = checkpoint.spec.tensor_shapes()
     others = sum(2 * torch.Size(shape).numel() for name, shape in shapes.items() if name not in in_matrices)
     matrices = sum(matrix.num_bytes for matrix in placed.matrices() if matrix.name != "head")

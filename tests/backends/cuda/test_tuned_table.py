@@ -15,8 +15,8 @@ from twostroke.backends.cuda import products
 from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.kernels.product import Card, Product, Settings
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
+from twostroke.backends.cuda.layer_matrices import products_of
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream
 from twostroke.backends.cuda.tuned_table import (
     FOLDER,

@@ -16,7 +16,7 @@ from twostroke.backends.cuda import tuning
 from twostroke.backends.cuda.kernels.packed_format import GROUPED_CODES
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
-from twostroke.backends.cuda.model_matrices import products_of
+from twostroke.backends.cuda.layer_matrices import products_of
 from twostroke.backends.cuda.products import Products, card_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, parse, table_for

@@ -12,9 +12,10 @@ from tests.models.kind_files import tiny_model, write_of_kinds
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import weights as weights_module
+from twostroke.backends.cuda.layer_weights import DenseWeights
 from twostroke.backends.cuda.model_matrices import held_weight_bytes
 from twostroke.backends.cuda.moe import MoeWeights
-from twostroke.backends.cuda.weights import DenseWeights, Progress, Weights
+from twostroke.backends.cuda.weights import Progress, Weights
 from twostroke.core.formats import Formats
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -49,19 +50,19 @@ def test_matrices_that_read_the_same_input_are_one(llama_bias: Checkpoint, devic
     weights = loaded(llama_bias, torch.device(device), dtype)
     assert len(weights.layers) == llama_bias.spec.num_layers
     for index, layer in enumerate(weights.layers):
-        at = f"layers.{index}."
-        assert layer.qkv.weight.dtype == dtype and layer.qkv.weight.is_contiguous()
-        assert_same(layer.qkv.weight, stored(llama_bias, f"{at}q", f"{at}k", f"{at}v"))
-        assert layer.qkv.bias is not None and layer.o.bias is not None
-        assert_same(layer.qkv.bias, stored(llama_bias, f"{at}q_bias", f"{at}k_bias", f"{at}v_bias"))
-        assert_same(layer.o.weight, stored(llama_bias, f"{at}o"))
-        assert_same(layer.o.bias, stored(llama_bias, f"{at}o_bias"))
+        at, mix = f"layers.{index}.", layer.mix
+        assert mix.qkv.weight.dtype == dtype and mix.qkv.weight.is_contiguous()
+        assert_same(mix.qkv.weight, stored(llama_bias, f"{at}q", f"{at}k", f"{at}v"))
+        assert mix.qkv.bias is not None and mix.o.bias is not None
+        assert_same(mix.qkv.bias, stored(llama_bias, f"{at}q_bias", f"{at}k_bias", f"{at}v_bias"))
+        assert_same(mix.o.weight, stored(llama_bias, f"{at}o"))
+        assert_same(mix.o.bias, stored(llama_bias, f"{at}o_bias"))
         assert_same(layer.attention_norm, stored(llama_bias, f"{at}attention_norm"))
         assert_same(layer.mlp_norm, stored(llama_bias, f"{at}mlp_norm"))
         assert isinstance(layer.mlp, DenseWeights)
         assert_same(layer.mlp.gate_up.weight, stored(llama_bias, f"{at}gate", f"{at}up"))
         assert_same(layer.mlp.down.weight, stored(llama_bias, f"{at}down"))
-        assert layer.q_norm is layer.k_norm is layer.post_attention_norm is layer.post_mlp_norm is None
+        assert mix.q_norm is mix.k_norm is layer.post_attention_norm is layer.post_mlp_norm is None
     assert_same(weights.embedding, stored(llama_bias, "embedding"))
     assert_same(weights.final_norm, stored(llama_bias, "final_norm"))
     assert_same(weights.head.weight, stored(llama_bias, "output"))
@@ -81,10 +82,10 @@ def test_what_a_family_has_beside(tmp_path: Path, device: str) -> None:
     checkpoint = load_checkpoint(make_tiny("gemma3", tmp_path)[0])
     weights = loaded(checkpoint, torch.device(device), torch.float32)
     assert checkpoint.spec.tied_embeddings and weights.head.weight is weights.embedding
-    layer = weights.layers[1]
-    for name in ("q_norm", "k_norm", "post_attention_norm", "post_mlp_norm"):
-        assert_same(getattr(layer, name), stored(checkpoint, f"layers.1.{name}"))
-    assert layer.qkv.bias is layer.o.bias is None
+    layer, mix = weights.layers[1], weights.layers[1].mix
+    for holder, name in ((mix, "q_norm"), (mix, "k_norm"), (layer, "post_attention_norm"), (layer, "post_mlp_norm")):
+        assert_same(getattr(holder, name), stored(checkpoint, f"layers.1.{name}"))
+    assert mix.qkv.bias is mix.o.bias is None
 
 
 def test_every_expert_lies_in_its_place(tmp_path: Path, device: str) -> None:
@@ -124,7 +125,7 @@ def test_stored_kinds_come_out_as_their_numbers(
     checkpoint = replace(drawn, tensors={**drawn.tensors, **tensors})
     assert checkpoint.tensors["layers.0.q"].kind is kind
     weights = loaded(checkpoint, torch.device(device), torch.float32)
-    assert_same(weights.layers[0].qkv.weight, stored(checkpoint, "layers.0.q", "layers.0.k", "layers.0.v"))
+    assert_same(weights.layers[0].mix.qkv.weight, stored(checkpoint, "layers.0.q", "layers.0.k", "layers.0.v"))
     assert_same(weights.head.weight, stored(checkpoint, "output"))
 
 
@@ -135,12 +136,14 @@ def test_random_weights_are_drawn_on_the_device_alike_every_time(tmp_path: Path,
         for seed in (1, 1, 2)
     )
     assert torch.equal(one.embedding, same.embedding) and not torch.equal(one.embedding, other.embedding)
-    assert torch.equal(one.layers[2].qkv.weight, same.layers[2].qkv.weight)
-    assert not torch.equal(one.layers[0].qkv.weight, one.layers[1].qkv.weight), "each tensor has numbers of its own"
+    assert torch.equal(one.layers[2].mix.qkv.weight, same.layers[2].mix.qkv.weight)
+    assert not torch.equal(one.layers[0].mix.qkv.weight, one.layers[1].mix.qkv.weight), (
+        "each tensor has numbers of its own"
+    )
     mlp = one.layers[0].mlp
     assert isinstance(mlp, MoeWeights) and not torch.equal(mlp.down.weight[0], mlp.down.weight[1])
     hidden = one.embedding.shape[1]
-    assert one.layers[0].qkv.weight.std().item() == pytest.approx(hidden**-0.5, rel=0.1)
+    assert one.layers[0].mix.qkv.weight.std().item() == pytest.approx(hidden**-0.5, rel=0.1)
     assert one.final_norm.mean().item() == pytest.approx(1.0, abs=0.1)
 
 

@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING
 
 from twostroke.backends.cuda import kv_codes
 from twostroke.backends.cuda.kernels.packed_format import FP8
-from twostroke.backends.cuda.model_matrices import (
-    held_of,
-    held_on,
-    held_weight_bytes,
-    model_matrices,
-    quantising_bytes,
-    read_bytes,
-)
+from twostroke.backends.cuda.layer_matrices import matrices_of
+from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.cuda.supported import unsupported_layers
@@ -145,7 +139,8 @@ class CudaFactory:
             return f"with weights in {wish.weights} it computes and keeps KV in bf16"
         found = Formats(wish.weights, "bf16", "bf16", stored=checkpoint.main_kind().name)
         held, why = held_of(checkpoint, found), "multiplied in bf16"
-        is_float8 = set(held.codes.values()) == {FP8} and len(held.codes) == len(model_matrices(checkpoint.spec)) - 1
+        in_layers = sum(one.kind != "head" for one in matrices_of(checkpoint.spec))
+        is_float8 = set(held.codes.values()) == {FP8} and len(held.codes) == in_layers
         if is_float8:
             why = "prompts are multiplied in float8, few rows in bf16"
         elif FP8 in held.codes.values():

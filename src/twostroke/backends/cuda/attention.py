@@ -20,6 +20,8 @@ PREFILL_KERNELS: Final[Sequence[PrefillKernel]] = (flash_prefill, prefill_attent
 """The fastest first; the last takes everything."""
 INTERPRETED_SMS = 4
 """A device without multiprocessors is the interpreter: a few, so that keys are shared out there as well."""
+MOST_TOGETHER = 256
+"""Numbers of a head: of wider ones, the sums of several queries are more than registers hold."""
 ANY_STEP = 1 << 30
 """Tokens: as many as a step may have."""
 
@@ -37,6 +39,8 @@ class Attention:
         target = target_of(self.device)
         self.num_sms = target.num_sms if self.device.type == "cuda" else INTERPRETED_SMS
         self._prefill_kernel, self.prefill_choice = choose_prefill(shape, target)
+        if shape.head_dim > MOST_TOGETHER:
+            max_decode_tokens, max_queries = max(max_decode_tokens, max_queries), 1
         self._decode_scratch = DecodeScratch(max_decode_tokens, shape, self.device, self.num_sms, max_queries)
         self._decode_items: dict[int | None, torch.Tensor] = {}
         """By window: the cuts of the step's contexts."""
@@ -90,6 +94,8 @@ class Attention:
     def _walking_together(self, num_queries: int, width: int) -> int:
         """How many queries of a sequence walk over its keys together. Those of few sequences go apart, each as if it
         were a sequence: joining the parts of a walk takes one program longer than reading the keys again takes many."""
+        if self.shape.head_dim > MOST_TOGETHER:
+            return 1
         if width == 1 or num_queries > self._decode_scratch.max_tokens:
             return width
         return 1 if settings_for("drafts", queries=num_queries)["apart"] else width

@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 
-from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
@@ -20,22 +19,24 @@ from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.guessing import Guesser
 from twostroke.backends.cuda.kept_blocks import BATCH_BLOCKS, CudaKeptBlocks
-from twostroke.backends.cuda.kernels.paged import NO_SCALES, AttentionShape
+from twostroke.backends.cuda.kernels.paged import NO_SCALES
 from twostroke.backends.cuda.kv_store import KVStore
-from twostroke.backends.cuda.latent import LatentKernels
+from twostroke.backends.cuda.layer_matrices import products_of
 from twostroke.backends.cuda.logprobs import logprob_readers
+from twostroke.backends.cuda.mixers import kernels_of
 from twostroke.backends.cuda.model import Decoder
-from twostroke.backends.cuda.model_matrices import attention_of, held_of, held_on, products_of
+from twostroke.backends.cuda.model_matrices import held_of, held_on
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_of
-from twostroke.backends.cuda.results import Advances, CudaTicket, PromptLogprobReader, Results, sampling_ids
+from twostroke.backends.cuda.results import NONE, Advances, CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
 from twostroke.backends.cuda.states import DeviceStates
 from twostroke.backends.cuda.tuned_table import Choices
+from twostroke.backends.cuda.vectors import VectorPath
 from twostroke.backends.cuda.verify import Guess, VerifyPath, most_queries
 from twostroke.backends.cuda.weights import Progress, Weights
 from twostroke.backends.host.block_conversion import BlockConversion
@@ -47,7 +48,6 @@ from twostroke.core.kv_blocks import KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LatentAttention
 from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
 
@@ -105,26 +105,28 @@ class CudaBackend:
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
         buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries)
-        heads, page = attention_of(spec), layout.block_size
         one_byte = OneByteKV.of(checkpoint, formats, device)
-        attention: Attention | LatentKernels
-        if isinstance(heads, LatentAttention):
-            attention = LatentKernels(heads, page, dtype, device, max(max_rows, max_queries))
-        else:
-            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, page, dtype, 1 + max_drafts)
-            scaled = NO_SCALES if one_byte is None else one_byte.scaled
-            attention = Attention(AttentionShape(*sizes, scaled), device, max_rows, max_queries)
+        kernels = kernels_of(
+            spec,
+            layout.block_size,
+            dtype,
+            device,
+            num_rows=max_rows,
+            num_queries=max_queries,
+            max_drafts=max_drafts,
+            scaled=NO_SCALES if one_byte is None else one_byte.scaled,
+        )
         kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv], one_byte)
         self._kv, self._layout, self._arithmetic = kv, layout, f"{formats.weights}, {formats.arithmetic}"
         self._kept: CudaKeptBlocks | None = None
         self._device = device
         self._parts = Parts(
             rows=rows,
-            decoder=Decoder(spec, weights, kv, attention, buffers, rows, max_context, choices),
+            decoder=Decoder(spec, weights, kv, kernels, buffers, rows, max_context, choices),
             buffers=buffers,
-            attention=attention,
+            kernels=kernels,
             graphs=GraphCache(device),
-            staging=Staging((1 + bool(drafter)) * STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
+            staging=Staging((len(kernels) + bool(drafter)) * STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
             tokens=torch.zeros(max_sampled, dtype=torch.int32, device=device),
             states=None if kv.states is None else DeviceStates(kv, rows),
         )
@@ -134,8 +136,11 @@ class CudaBackend:
             self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
         self._decodes = DecodePath(self._parts, max_rows)
         self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
-        beside = None if self._drafter is None else self._drafter.attention
-        self._prefills = PrefillPath(self._parts, max_rows, max_context, beside)
+        beside = () if self._drafter is None else self._drafter.kernels
+        self._vectors = None
+        if checkpoint.pooling is not None:
+            self._vectors = VectorPath(checkpoint.pooling, self._parts, max_rows, max_context)
+        self._prefills = self._vectors or PrefillPath(self._parts, max_rows, max_context, beside)
         self._guesser = Guesser()
         self._guesser.matcher_of = rows.grammars.known_matcher
         if self._drafter is not None:
@@ -150,7 +155,7 @@ class CudaBackend:
         packed = f" ({times.packing_s:.1f} of them to pack copies for decode)" if has_copies else ""
         self.notes = (
             f"weights in {times.weights_s:.1f} s{packed}, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
-            attention.prefill_choice,
+            *dict.fromkeys(one.prefill_choice for one in kernels),
             choices.note(products_of(spec), checkpoint.name),
             *loader.notes,
             *(f"as stored: {note}" for note in held.notes if formats.weights == STORED),
@@ -184,6 +189,8 @@ class CudaBackend:
             self._parts.states.prepare()
         self._parts.decoder.prepare()
         self._prefills.prepare(rehearses=rehearses)
+        if self._vectors is not None:
+            return
         self._decodes.prepare(rehearses=rehearses)
         self._decodes.prepare_sampling()
         if self._verifies is not None:
@@ -239,7 +246,8 @@ class CudaBackend:
         tokens, stuck = parts.tokens[: len(rows) * width], grammars.stuck(sampled)
         drafted = self._guesser.launched(step, guesses)
         advances = Advances(width, drafted, partial(self._guesser.settle, step, guesses))
-        ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck, advances)
+        vectors = NONE if self._vectors is None else self._vectors.readers(step)
+        ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck, advances, vectors)
         grammars.expect(sampled, ticket)
         return ticket
 

@@ -49,9 +49,12 @@ class Batch:
         return len(self.token_ids)
 
     @staticmethod
-    def from_step(step: Step, row_of: Mapping[int, int], padding_row: int, shape: CapturedShape) -> Batch:
+    def from_step(
+        step: Step, row_of: Mapping[int, int], padding_row: int, shape: CapturedShape, *, takes_first: bool = False
+    ) -> Batch:
         """Padded to `shape`, at the end: tokens that pad belong to the padding row and to no segment, and what is
-        sampled from them is nobody's. They are the chunks' own once more: all of one kind would crowd few experts."""
+        sampled from them is nobody's. They are the chunks' own once more: all of one kind would crowd few experts.
+        `takes_first`: of chunks that are pooled, the first token stands for the chunk, and not the last."""
         decodes, chunks = step.decodes, step.prefills
         counts = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
@@ -70,8 +73,9 @@ class Batch:
             positions[first:end] = np.arange(chunk.start, chunk.end, dtype=np.int32)
         held = len(decodes) + int(counts.sum())
         token_ids[held:] = np.resize(token_ids[len(decodes) : held], shape.num_tokens - held)
-        samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
-        chosen = np.concatenate([np.arange(len(decodes), dtype=np.int32), (firsts + counts - 1)[samples]])
+        samples = np.array([chunk.samples or chunk.pools for chunk in chunks], dtype=bool)
+        taken = firsts if takes_first else firsts + counts - 1
+        chosen = np.concatenate([np.arange(len(decodes), dtype=np.int32), taken[samples]])
         sampled_tokens = np.zeros(shape.num_sampled, dtype=np.int32)
         sampled_rows = np.full(shape.num_sampled, padding_row, dtype=np.int32)
         sampled_tokens[: len(chosen)] = chosen

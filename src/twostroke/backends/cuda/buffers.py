@@ -8,7 +8,9 @@ import torch
 
 from twostroke.backends.cuda.kernels.product import padded_rows
 from twostroke.backends.cuda.latent import LatentBuffers
-from twostroke.backends.cuda.model_matrices import attention_of, model_matrices, unpacked_weights, widest_mlp
+from twostroke.backends.cuda.layer_inputs import InputBuffers
+from twostroke.backends.cuda.layer_matrices import attention_of, matrices_of, widest_mlp
+from twostroke.backends.cuda.model_matrices import unpacked_weights
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.recurrent import RecurrentBuffers
@@ -36,12 +38,14 @@ class Buffers:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
         attention, mixer = attention_of(spec), mixer_of(spec)
-        self.latent = self.recurrent = None
+        self.latent = self.recurrent = self.inputs = None
+        if (own := spec.layer_input) is not None:
+            self.inputs = InputBuffers(own, spec.num_layers, num_tokens, num_logits, dtype, device)
         if isinstance(attention, LatentAttention):
             self.latent = LatentBuffers(attention, num_tokens, dtype, device)
         if mixer is not None:
             self.recurrent = RecurrentBuffers(spec, mixer, num_tokens, num_queries, dtype, device)
-        matrices = {(matrix.kind, matrix.product) for matrix in model_matrices(spec)}
+        matrices = {(matrix.kind, matrix.product) for matrix in matrices_of(spec)}
         self.positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self.residual = empty(spec.hidden_size)
         self.normed = empty(spec.hidden_size)
@@ -55,7 +59,8 @@ class Buffers:
             self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device, unpacked)
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, self.attention.shape[1], dtype=dtype, device=device)
-        self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
+        scored = spec.vocab_size if spec.has_output else 0
+        self.logits = torch.zeros(num_logits, scored, dtype=torch.float32, device=device)
 
     def activated_of(self, num_rows: int, width: int) -> torch.Tensor:
         """Of an MLP of this width, which may be less than the widest  # [num_rows, width]"""

@@ -9,20 +9,19 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
 from twostroke.backends.cuda.draft_clock import DraftClock
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
 from twostroke.backends.cuda.kernels.head_states import name_drafts
-from twostroke.backends.cuda.kernels.paged import NO_SCALES, AttentionShape
+from twostroke.backends.cuda.kernels.paged import NO_SCALES
 from twostroke.backends.cuda.kernels.sampling import survey
 from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kv_store import KVStore
-from twostroke.backends.cuda.latent import LatentKernels
+from twostroke.backends.cuda.mixers import kernels_of
 from twostroke.backends.cuda.model import Decoder, Decodes, Pass, TokenArrays
-from twostroke.backends.cuda.model_matrices import attention_of, held_of, held_on, held_weight_bytes, quantising_bytes
+from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.products import card_of
@@ -36,7 +35,6 @@ from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LatentAttention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,12 +44,14 @@ class CompanionRows:
     tables: tuple[torch.Tensor, ...]
     last_tokens: torch.Tensor
     sampling: SamplingRows
+    second_texts: torch.Tensor
 
     @staticmethod
     def of(rows: DeviceRows, layout: KVLayout, model: int, *, has_all_tokens: bool) -> CompanionRows:
         """`has_all_tokens`: whether it knows every token of the other; else its last tokens are its own to write."""
         tables = tuple(rows.tables[place] for place in layout.places_of(model))
-        return CompanionRows(tables, rows.last_tokens if has_all_tokens else rows.last_tokens.clone(), rows.sampling)
+        last_tokens = rows.last_tokens if has_all_tokens else rows.last_tokens.clone()
+        return CompanionRows(tables, last_tokens, rows.sampling, rows.second_texts)
 
 
 class DraftModelDrafter:
@@ -83,15 +83,24 @@ class DraftModelDrafter:
         self._weights, self._loader = Weights.placed(companion.checkpoint, device, dtype, None, held)
         self._buffers = Buffers(spec, num_tokens, num_rows, device, dtype, held)
         one_byte = OneByteKV.of(companion.checkpoint, companion.formats, device)
-        self.attention = _kernels_of(spec, layout.block_size, dtype, device, num_rows, num_queries, one_byte)
+        self.kernels = kernels_of(
+            spec,
+            layout.block_size,
+            dtype,
+            device,
+            num_rows=num_rows,
+            num_queries=num_queries,
+            max_drafts=MAX_DRAFTS,
+            scaled=NO_SCALES if one_byte is None else one_byte.scaled,
+        )
+        self._place = len(parts.kernels)
+        """Of its tiles: behind those of the model that answers."""
         self._target = parts.rows
         self._vocab_size = min(vocab_size, spec.vocab_size)
         self._has_all_tokens = spec.vocab_size >= vocab_size
         self._rows = CompanionRows.of(parts.rows, layout, companion.number, has_all_tokens=self._has_all_tokens)
         kv = KVStore(spec, layout.of_model(companion.number), device, kv_dtype, one_byte)
-        self._decoder = Decoder(
-            spec, self._weights, kv, self.attention, self._buffers, self._rows, max_context, choices
-        )
+        self._decoder = Decoder(spec, self._weights, kv, self.kernels, self._buffers, self._rows, max_context, choices)
         self._nothing = torch.zeros(0, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self._places = torch.zeros(MAX_DRAFTS, num_rows, dtype=torch.int32, device=device)
@@ -119,7 +128,7 @@ class DraftModelDrafter:
         their place is written over them."""
         tokens = done.tokens
         known = TokenArrays(self._known(tokens.token_ids), tokens.rows, tokens.positions)
-        work = None if done.prefill is None else done.prefill.beside
+        work = None if done.prefill is None else done.prefill.at(self._place)
         self._decoder.forward(known, done.decodes, work, wanted=self._nothing)
 
     def draft(self, rows: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
@@ -147,23 +156,6 @@ class DraftModelDrafter:
         last = self._vocab_size - 1
         torch.clamp(self._target.last_tokens, max=last, out=self._rows.last_tokens)
         return torch.clamp(token_ids, max=last, out=self._token_ids[: len(token_ids)])
-
-
-def _kernels_of(
-    spec: ModelSpec,
-    page: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    num_rows: int,
-    num_queries: int,
-    one_byte: OneByteKV | None,
-) -> Attention | LatentKernels:
-    heads = attention_of(spec)
-    if isinstance(heads, LatentAttention):
-        return LatentKernels(heads, page, dtype, device, max(num_rows, num_queries))
-    sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, page, dtype, 1 + MAX_DRAFTS)
-    scaled = NO_SCALES if one_byte is None else one_byte.scaled
-    return Attention(AttentionShape(*sizes, scaled), device, num_rows, num_queries)
 
 
 def companion_bytes(checkpoint: Checkpoint, formats: Formats, sizes: StepSizes) -> int:

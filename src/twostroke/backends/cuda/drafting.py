@@ -10,8 +10,7 @@ import torch
 from twostroke.backends.cuda.model import Pass
 
 if TYPE_CHECKING:
-    from twostroke.backends.cuda.attention import Attention
-    from twostroke.backends.cuda.latent import LatentKernels
+    from twostroke.backends.cuda.mixers import Kernels
 
 MAX_DRAFTS: Final = 7
 """That a slot may carry."""
@@ -36,8 +35,8 @@ class DeviceDrafter(Protocol):
     """It drafts for no stream that is longer."""
 
     @property
-    def attention(self) -> Attention | LatentKernels | None:
-        """By which it reads prompts along, if it is a model of its own: its tiles are sent with each step."""
+    def kernels(self) -> Kernels:
+        """By which it reads prompts along, if it is a model of its own: their tiles are sent with each step."""
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ class Eagle3Drafter:
 
     name = "eagle3"
     most = MAX_DRAFTS
-    attention = None
+    kernels = ()
 
     def __init__(
         self,

@@ -13,8 +13,9 @@ from twostroke.backends.cuda.buffers import tensor_bytes
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.kernels.head_states import KEPT
 from twostroke.backends.cuda.kernels.product import Card, Product
+from twostroke.backends.cuda.layer_matrices import ModelMatrix
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.model_matrices import ModelMatrix
+from twostroke.backends.cuda.model_matrices import has_copy
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader, Weights
@@ -87,7 +88,7 @@ class Eagle3Weights:
             weight = loader.place(own.tensors)
             bias = loader.place(own.biases) if own.biases else None
             matrices[own.kind] = Matrix(f"the head's {own.name}", own.product, {"plain": Plain(weight)}, bias)
-            if copies is not None and dtype == torch.bfloat16 and own.has_copy(copies):
+            if copies is not None and dtype == torch.bfloat16 and has_copy(own, copies):
                 matrices[own.kind].make_room_for_packed()
         qkv, first = matrices["qkv"], attention.query_width
         kv_bias = None if qkv.bias is None else qkv.bias[first:]
@@ -104,7 +105,7 @@ class Eagle3Weights:
             o=matrices["o"],
             gate_up=matrices["gate_up"],
             down=matrices["down"],
-            output=matrices.get("head", target.head),
+            output=matrices.get("head", target.output),
             input_norm=norm("input_norm"),
             fc_norms=tuple(loader.place((f"fc_norm.{index}",)) for index in range(len(spec.taps) * spec.fc_norm)),
             embedding_norm=loader.place(("embedding_norm",)),
@@ -166,7 +167,7 @@ def head_needs(head: Eagle3Head, formats: Formats, sizes: StepSizes, card: Card)
     num_bytes = _VALUE_BYTES * (held + taps + kept) + tensor_bytes(buffers)
     if copies is not None:
         own = [matrix for matrix in head_matrices(spec) if all(name in head.tensors for name in matrix.tensors)]
-        num_bytes += sum(matrix.packed_bytes for matrix in own if matrix.has_copy(copies))
+        num_bytes += sum(matrix.packed_bytes for matrix in own if has_copy(matrix, copies))
     kv_bytes = _VALUE_BYTES * spec.layer.grouped.kv_values
     page_end_bytes = -(-_VALUE_BYTES * spec.hidden_size // sizes.block_size)  # of each block one state is kept
     return HeadNeeds(replace(formats, copies=None, reasons=()), num_bytes, kv_bytes + page_end_bytes)

@@ -78,7 +78,7 @@ def head_of(
             device=like.device,
             dtype=like.dtype,
         )
-        if not parts.decoder.weights.head.forms.keys() & {"plain"}:
+        if not parts.decoder.weights.output.forms.keys() & {"plain"}:
             # A head in few bits, which drafts may read, is brought to 16 where the model's own products are.
             buffers.products.unpacked = parts.buffers.products.unpacked
         return Eagle3Drafter(
@@ -90,7 +90,7 @@ def head_of(
             layout,
             companion.number,
             max_context=max_context,
-            num_sms=parts.attention.num_sms,
+            num_sms=parts.kernels[0].num_sms,
             choices=choices,
             graphs=parts.graphs,
         )

@@ -15,6 +15,9 @@ from twostroke.core.kv_blocks import BlockFormat
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, ModelSpec, Recurrent
 
+NO_GROUP = -1
+"""Of a layer that leaves nothing behind."""
+
 
 class KVStore:
     def __init__(
@@ -42,10 +45,13 @@ class KVStore:
                 shape = (group.num_blocks + 1, *own)
                 # Zeroes, not whatever memory held: a masked weight of 0 times a stray NaN would be NaN.
                 layers[layer] = index, tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(number))
-        self.group_of = tuple(layers[layer][0] for layer in range(spec.num_layers))
-        self.parts = tuple(layers[layer][1] for layer in range(spec.num_layers))
-        """Of each layer, its keys and values, [blocks, kv_heads, block_size, head_dim] each, or as bytes [blocks,
-        kv_heads, bytes]; or its latents, [blocks, block_size, rank + rotated]; or its states, [slots, values]."""
+        self._sources = tuple(map(spec.kv_source, range(spec.num_layers)))
+        held = [layers.get(source, (NO_GROUP, ())) for source in self._sources]
+        self.group_of = tuple(group for group, _ in held)
+        self.parts = tuple(parts for _, parts in held)
+        """Of each layer, its keys and values, or those that it reads of another, [blocks, kv_heads, block_size,
+        head_dim] each, or as bytes [blocks, kv_heads, bytes]; or its latents, [blocks, block_size, rank + rotated]; or
+        its states, [slots, values]; or nothing."""
         self._places = {layer: place for group in layout.groups for place, layer in enumerate(group.layers)}
 
     @property
@@ -61,7 +67,7 @@ class KVStore:
         keys, values = self.parts[layer]
         if self._one_byte is None:
             return PagedKV(keys, values, table)
-        return self._one_byte.paged(layer, keys, values, self.block_size, table)
+        return self._one_byte.paged(self._sources[layer], keys, values, self.block_size, table)
 
     # Blocks as bytes
 
@@ -90,8 +96,8 @@ class KVStore:
         return self._groups[group].layers
 
     def place_of(self, layer: int) -> int:
-        """Among the layers of its group."""
-        return self._places[layer]
+        """Among the layers of its group; of one that reads another's, which is there by then, the first."""
+        return self._places.get(layer, 0)
 
     def _axes(self, group: int) -> tuple[str, ...]:
         if self._groups[group].is_state:

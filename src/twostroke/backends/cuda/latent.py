@@ -25,7 +25,7 @@ from twostroke.backends.cuda.products import Products
 from twostroke.models.spec import LatentAttention
 
 if TYPE_CHECKING:
-    from twostroke.backends.cuda.weights import LayerWeights
+    from twostroke.backends.cuda.layer_weights import MixWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,7 @@ class LatentPath:
         self._own = kernels.own
 
     def store(
-        self, index: int, layer: LayerWeights, qkv: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
+        self, index: int, layer: MixWeights, qkv: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         """From the first product to what is kept, and to queries  # [num_tokens, heads, plain + rotated]"""
         own, buffers, number, weights = self._own, self._buffers, len(qkv), layer.latent
@@ -143,7 +143,7 @@ class LatentPath:
     def decode(
         self,
         index: int,
-        layer: LayerWeights,
+        layer: MixWeights,
         queries: torch.Tensor,
         positions: torch.Tensor,
         rows: torch.Tensor,
@@ -158,7 +158,7 @@ class LatentPath:
         self._expand_values(layer, mixed, out)
 
     def prefill(
-        self, index: int, layer: LayerWeights, queries: torch.Tensor, work: PrefillWork, out: torch.Tensor
+        self, index: int, layer: MixWeights, queries: torch.Tensor, work: PrefillWork, out: torch.Tensor
     ) -> None:
         """All of a step's chunks. How many tokens are decodes only the device knows: theirs are brought to values once
         more, from what decode left of them."""
@@ -177,7 +177,7 @@ class LatentPath:
     def gate(self, index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
         """It has none."""
 
-    def prepare(self, layer: LayerWeights, most_rows: int) -> None:
+    def prepare(self, layer: MixWeights, most_rows: int) -> None:
         """Have kernels of the products compiled which no set of steps is sure to meet all of."""
         buffers, weights = self._buffers, layer.latent
         assert weights is not None
@@ -188,19 +188,19 @@ class LatentPath:
             for rows in (rows for rows in self._products.long_rows(matrix) if rows <= most_rows):
                 self._products.apply(inputs[:rows], matrix, results[:rows])
 
-    def _absorb(self, layer: LayerWeights, queries: torch.Tensor, absorbed: torch.Tensor) -> None:
+    def _absorb(self, layer: MixWeights, queries: torch.Tensor, absorbed: torch.Tensor) -> None:
         """Queries in the latents' space: keys are not made, what makes them is multiplied to the queries instead. What
         is rotated was brought there before."""
         own = self._own
         keys = self._by_head(layer)[:, : own.plain_dim]  # [heads, plain, rank]
         multiply_heads(queries[..., : own.plain_dim], keys, absorbed[..., : own.rank])
 
-    def _expand_values(self, layer: LayerWeights, mixed: torch.Tensor, out: torch.Tensor) -> None:
+    def _expand_values(self, layer: MixWeights, mixed: torch.Tensor, out: torch.Tensor) -> None:
         own = self._own
         values = self._by_head(layer)[:, own.plain_dim :]  # [heads, value, rank]
         multiply_heads(mixed, values.transpose(1, 2), out.unflatten(1, (own.num_heads, own.value_dim)))
 
-    def _by_head(self, layer: LayerWeights) -> torch.Tensor:
+    def _by_head(self, layer: MixWeights) -> torch.Tensor:
         """[heads, plain + value, rank]"""
         assert layer.latent is not None
         return layer.latent.expand.weight.unflatten(0, (self._own.num_heads, -1))

@@ -75,7 +75,7 @@ class MedusaDrafter:
     behind a prefix still has its last token read."""
 
     name = "medusa"
-    attention = None
+    kernels = ()
 
     def __init__(
         self,
@@ -94,7 +94,9 @@ class MedusaDrafter:
         self.max_context = max_context
         self.taps = (len(parts.decoder.weights.layers) - 1,)
         self._rows, self._products = parts.rows, products
-        self._final_norm, self._eps = parts.decoder.weights.final_norm, norm_eps
+        final_norm, self._eps = parts.decoder.weights.final_norm, norm_eps
+        assert final_norm is not None
+        self._final_norm = final_norm
         self._loader = WeightLoader(companion.checkpoint, like.device, like.dtype)
         self._heads = [MedusaWeights.placed(self._loader, heads, number) for number in range(self.most)]
         self._buffers = MedusaBuffers(spec, parts.rows.padding_row, like.device, like.dtype)

@@ -10,24 +10,25 @@ from math import prod
 
 import torch
 
-from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.kernels.activation import scale_by_gate
-from twostroke.backends.cuda.kernels.embedding import Positions, gather
+from twostroke.backends.cuda.kernels.embedding import Places, Positions, gather, gather_places
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.state_items import Lengths
 from twostroke.backends.cuda.kv_store import KVStore
-from twostroke.backends.cuda.latent import LatentKernels
+from twostroke.backends.cuda.layer_inputs import InputPath
+from twostroke.backends.cuda.layer_weights import LayerWeights, MixWeights
 from twostroke.backends.cuda.matrix import Matrix
-from twostroke.backends.cuda.mixers import mixers_of
-from twostroke.backends.cuda.moe import MoeBlock, MoeWeights, SharedWeights
+from twostroke.backends.cuda.mixers import Kernels, mixers_of, windows_of
+from twostroke.backends.cuda.moe import ExpertNorms, MoeBlock, MoeWeights, SharedWeights
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.recurrent import RecurrentPath
 from twostroke.backends.cuda.rows import ModelRows
 from twostroke.backends.cuda.tuned_table import Choices
-from twostroke.backends.cuda.weights import LayerWeights, Weights
-from twostroke.models.spec import ModelSpec, Recurrent
+from twostroke.backends.cuda.weights import Weights
+from twostroke.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,23 +71,28 @@ class Decoder:
         spec: ModelSpec,
         weights: Weights,
         kv: KVStore,
-        attention: Attention | LatentKernels,
+        kernels: Kernels,
         buffers: Buffers,
         rows: ModelRows,
         max_context: int,
         choices: Choices,
     ) -> None:
-        self._spec, self.weights, self._attention = spec, weights, attention
+        self._spec, self.weights = spec, weights
+        self._kernels = tuple(zip(kernels, windows_of(spec), strict=True))
         self._buffers, self._rows = buffers, rows
         self._products = Products(spec, buffers.products, choices)
-        self._mixers = mixers_of(spec, weights, kv, attention, buffers, rows, max_context, self._products)
+        self._mixers = mixers_of(spec, weights, kv, kernels, buffers, rows, max_context, self._products)
+        self._inputs = None
+        if weights.inputs is not None and buffers.inputs is not None:
+            self._inputs = InputPath(spec, weights.inputs, buffers.inputs, self._products)
         self.recurrent = None
         """The path of layers that keep states, if there are any."""
         if kv.states is not None and buffers.recurrent is not None:
             lengths = Lengths(rows.sampling.records, rows.tables[kv.states[0]])
             self.recurrent = RecurrentPath(spec, kv, buffers.recurrent, lengths)
         shapes = spec.tensor_shapes()
-        in_layers = sum(prod(size) for name, size in shapes.items() if name not in ("embedding", "output"))
+        looked_up = ("embedding", "output", "layer_embedding")
+        in_layers = sum(prod(size) for name, size in shapes.items() if name not in looked_up)
         if (moe := spec.moe) is not None:
             in_experts = sum(prod(size) for name, size in shapes.items() if ".experts." in name)
             in_layers -= in_experts * (moe.num_experts - moe.experts_per_token) // moe.num_experts
@@ -94,8 +100,6 @@ class Decoder:
         kinds = {layer: index for index, layer in reversed(list(enumerate(spec.layers)))}
         self.distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
         """One of each kind: enough to meet every kernel of all of them, and of no other use."""
-        attending = (layer for layer in spec.layers if not isinstance(layer.attention, Recurrent))
-        self._windows = tuple(dict.fromkeys(layer.window for layer in attending))
         self._experts = [
             MoeBlock(own.moe, layer.mlp, choices) if own.moe and isinstance(layer.mlp, MoeWeights) else None
             for own, layer in zip(spec.layers, weights.layers, strict=True)
@@ -119,7 +123,8 @@ class Decoder:
     def prepare(self) -> None:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
         the experts', which layers share."""
-        self._attention.prepare(self._windows)
+        for kernels, windows in self._kernels:
+            kernels.prepare(windows)
         for index in self.distinct_layers:
             self._prepare_layer(self.weights.layers[index])
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
@@ -132,13 +137,16 @@ class Decoder:
         def each(matrix: Matrix) -> list[int]:
             return [rows for rows in products.long_rows(matrix) if rows <= len(buffers.residual)]
 
-        self._mixers.prepare(layer, len(buffers.residual))
-        for rows in each(layer.qkv):
-            out = buffers.qkv_of(rows, layer.qkv.product.outputs)
-            products.multiply(self._stream(rows), layer.attention_norm, layer.qkv, out)
-        for rows in each(layer.o):
-            mixed = buffers.attention_of(rows, layer.o.product.width)
-            products.join(mixed, layer.o, self._stream(rows), layer.post_mlp_norm, layer.mlp_norm)
+        if (mix := layer.mix) is not None:
+            self._mixers.prepare(mix, len(buffers.residual))
+            for rows in each(mix.qkv):
+                out = buffers.qkv_of(rows, mix.qkv.product.outputs)
+                products.multiply(self._stream(rows), layer.attention_norm, mix.qkv, out)
+            for rows in each(mix.o):
+                mixed = buffers.attention_of(rows, mix.o.product.width)
+                products.join(mixed, mix.o, self._stream(rows), layer.post_mlp_norm, layer.mlp_norm)
+        if layer.input is not None and self._inputs is not None:
+            self._inputs.prepare(layer.input, len(buffers.residual))
         mlp = layer.mlp.shared if isinstance(layer.mlp, MoeWeights) else layer.mlp
         if mlp is not None:
             width = mlp.gate_up.product.outputs
@@ -171,10 +179,16 @@ class Decoder:
             positions = Positions(tokens.positions, self._rows.sampling.records, self._buffers.positions[: len(tokens)])
             tokens = TokenArrays(tokens.token_ids, tokens.rows, positions.found)
         ids = (tokens.token_ids, tokens.rows, self._rows.last_tokens)
-        gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
+        if weights.places is None:
+            gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
+        else:
+            self._gather_places(weights.places, tokens, stream.residual)
+        if self._inputs is not None:
+            self._inputs.begin(stream.residual, ids)
         places, states = tokens.positions[: decodes.slots], None if prefill is None else prefill.states
         if decodes.slots:
-            self._attention.cut_decodes(places, self._windows, count=decodes.count, width=decodes.width)
+            for kernels, windows in self._kernels:
+                kernels.cut_decodes(places, windows, count=decodes.count, width=decodes.width)
         if self.recurrent is not None:
             own_rows = tokens.rows[: decodes.slots]
             self.recurrent.begin(own_rows, places, decodes.count, states, width=decodes.width)
@@ -183,6 +197,14 @@ class Decoder:
         if self._follow is not None:
             self._follow(Pass(tokens, decodes, prefill), self._side_by_side[: len(tokens)])
         return residual
+
+    def _gather_places(self, places: Places, tokens: TokenArrays, out: torch.Tensor) -> None:
+        """Of an encoder, which decodes nothing."""
+        own, ids = self._spec.places, (tokens.token_ids, tokens.rows, tokens.positions)
+        assert own is not None
+        first, eps = own.first_position, self._spec.norm_eps
+        seconds = self._rows.second_texts
+        gather_places(self.weights.embedding, places, *ids, seconds, out, first_place=first, eps=eps)
 
     def _through_layers(
         self,
@@ -199,13 +221,16 @@ class Decoder:
             layer = weights.layers[index]
             if self.before_layer is not None:
                 self.before_layer(index)
-            is_all = index == last and selected is not None and len(selected) == 0
-            mixed = self._mix(index, layer, stream, tokens, decodes, prefill, leaves_keys=is_all)
+            own = selected if index == last else None
+            is_all = own is not None and len(own) == 0
+            mixed = None
+            if layer.mix is not None:
+                mixed = self._mix(index, layer, layer.mix, stream, tokens, decodes, prefill, leaves_keys=is_all)
             if is_all:
                 return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            if index == last and selected is not None:
-                mixed, stream = self._select(mixed, stream.residual, selected)
-            self._finish(index, layer, mixed, stream)
+            if own is not None:
+                mixed, stream = self._select(mixed, stream.residual, own)
+            self._finish(index, layer, mixed, stream, own)
             self._tap(index, stream)
         if selected is not None or wanted is None:
             return stream.residual
@@ -219,32 +244,70 @@ class Decoder:
         """[rows, vocab] float32"""
         spec, weights, count = self._spec, self.weights, len(residual)
         logits, stream = self._buffers.logits[:count], Stream(residual, self._buffers.normed[:count])
-        self._products.multiply(stream, weights.final_norm, weights.head, logits)
+        self._products.multiply(stream, weights.final_norm, weights.output, logits)
         if spec.logits_softcap is not None:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits
 
-    def _select(self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, Stream]:
-        count = len(wanted)
-        chosen_mixed, chosen_residual = self._buffers.selected_of(count, mixed.shape[1]), self._buffers.selected[:count]
-        torch.index_select(mixed, 0, wanted, out=chosen_mixed)
-        torch.index_select(residual, 0, wanted, out=chosen_residual)
-        return chosen_mixed, Stream(chosen_residual, self._buffers.normed[:count])
+    def states(self, residual: torch.Tensor, out: torch.Tensor) -> None:
+        """Of a model that scores no tokens: its last ones, normed where it norms them  # float32 [rows, hidden]"""
+        if (norm := self.weights.final_norm) is None:
+            out.copy_(residual)
+        else:
+            rms_norm(residual, norm, out, eps=self._spec.norm_eps)
 
-    def _finish(self, index: int, layer: LayerWeights, mixed: torch.Tensor, stream: Stream) -> None:
-        """A layer after its attention; the stream may leave normed for the next."""
-        mlp, layers, products, num_rows = layer.mlp, self.weights.layers, self._products, len(mixed)
-        products.join(mixed, layer.o, stream, layer.post_attention_norm, layer.mlp_norm)
+    def _select(
+        self, mixed: torch.Tensor | None, residual: torch.Tensor, wanted: torch.Tensor
+    ) -> tuple[torch.Tensor | None, Stream]:
+        count = len(wanted)
+        if mixed is not None:
+            chosen = self._buffers.selected_of(count, mixed.shape[1])
+            mixed = torch.index_select(mixed, 0, wanted, out=chosen)
+        chosen_residual = self._buffers.selected[:count]
+        torch.index_select(residual, 0, wanted, out=chosen_residual)
+        return mixed, Stream(chosen_residual, self._buffers.normed[:count])
+
+    def _finish(
+        self,
+        index: int,
+        layer: LayerWeights,
+        mixed: torch.Tensor | None,
+        stream: Stream,
+        selected: torch.Tensor | None,
+    ) -> None:
+        """A layer after its attention; the stream may leave normed for the next. `selected`: the tokens that went on,
+        if not all did."""
+        layers = self.weights.layers
         behind = layers[index + 1] if index + 1 < len(layers) else None
-        next_norm = None if behind is None else behind.attention_norm
+        next_norm = None if behind is None else behind.first_norm
+        if layer.mix is not None and mixed is not None:
+            following = next_norm if layer.mlp is None else layer.mlp_norm
+            self._products.join(mixed, layer.mix.o, stream, layer.post_attention_norm, following)
+            self._products.end(stream, layer.after_attention)
+        if layer.input is None or self._inputs is None:
+            self._through_mlp(index, layer, stream, behind, layer.scale)
+            return
+        self._through_mlp(index, layer, stream, None, None)
+        self._inputs.join(index, layer.input, stream, next_norm, layer.scale, selected)
+
+    def _through_mlp(
+        self, index: int, layer: LayerWeights, stream: Stream, behind: LayerWeights | None, scale: torch.Tensor | None
+    ) -> None:
+        """`behind`: the layer that reads the stream next."""
+        mlp, products, num_rows = layer.mlp, self._products, len(stream.residual)
+        next_norm = None if behind is None else behind.first_norm
         if isinstance(mlp, MoeWeights):
-            if behind is not None and products.fuses(behind.qkv, num_rows):
+            if mlp.norms is not None:
+                self._mix_experts_beside(index, layer, mlp, mlp.norms, stream, next_norm, scale)
+                return
+            if behind is not None and products.fuses(behind.first_matrix, num_rows):
                 next_norm = None
             self._mix_experts(index, layer, stream, next_norm)
-            return
-        activated = self._buffers.activated_of(num_rows, mlp.gate_up.product.outputs)
-        products.multiply(stream, layer.mlp_norm, mlp.gate_up, activated)
-        products.join(activated, mlp.down, stream, layer.post_mlp_norm, next_norm)
+        elif mlp is not None:
+            activated = self._buffers.activated_of(num_rows, mlp.gate_up.product.outputs)
+            products.multiply(stream, layer.mlp_norm, mlp.gate_up, activated)
+            products.join(activated, mlp.down, stream, layer.post_mlp_norm, next_norm, scale)
+            products.end(stream, layer.after_mlp)
 
     def _mix_experts(self, index: int, layer: LayerWeights, stream: Stream, next_norm: torch.Tensor | None) -> None:
         experts, scratch, residual = self._experts[index], self._buffers.experts, stream.residual
@@ -255,6 +318,33 @@ class Decoder:
         following = None if next_norm is None else NextNorm(next_norm, normed, self._spec.norm_eps)
         experts.forward(normed, residual, scratch, residual=residual, next_norm=following)
         stream.normed_by = next_norm
+
+    def _mix_experts_beside(
+        self,
+        index: int,
+        layer: LayerWeights,
+        mlp: MoeWeights,
+        norms: ExpertNorms,
+        stream: Stream,
+        next_norm: torch.Tensor | None,
+        scale: torch.Tensor | None,
+    ) -> None:
+        """Router and experts read the stream through norms of their own, beside the MLP that every token meets. What
+        either gives is normed, then their sum."""
+        experts, scratch, products = self._experts[index], self._buffers.experts, self._products
+        residual, room, eps, num_rows = stream.residual, stream.room, self._spec.norm_eps, len(stream.residual)
+        shared, found = mlp.shared, products.found(num_rows)
+        assert experts is not None and scratch is not None and shared is not None
+        activated = self._buffers.activated_of(num_rows, shared.gate_up.product.outputs)
+        products.multiply(stream, layer.mlp_norm, shared.gate_up, activated)
+        products.apply(activated, shared.down, found)
+        stream.normed_by, routed = None, scratch.beside[:num_rows]
+        rms_norm(residual, norms.router, routed, eps=eps, gain=self._spec.hidden_size**-0.5)
+        rms_norm(residual, norms.experts, room, eps=eps)
+        experts.forward(room, routed, scratch, for_router=routed)
+        rms_norm(found, norms.post_shared, found, eps=eps)
+        add_rms_norm(routed, found, None, None, eps=eps, post_weight=norms.post_experts)
+        products.add(found, stream, layer.post_mlp_norm, next_norm, scale)
 
     def _add_shared(self, layer: LayerWeights, shared: SharedWeights, stream: Stream, normed: torch.Tensor) -> None:
         """What every token's own MLP finds joins the residual stream; `normed` stays as it is, for the experts."""
@@ -268,6 +358,7 @@ class Decoder:
         self,
         index: int,
         layer: LayerWeights,
+        mix: MixWeights,
         stream: Stream,
         tokens: TokenArrays,
         decodes: Decodes,
@@ -278,20 +369,20 @@ class Decoder:
         """What tokens make of each other, each phase by its own path  # [num_tokens, what `o` reads]. `leaves_keys`:
         what is left for later tokens is all that is wanted."""
         number, buffers = len(tokens), self._buffers
-        out = buffers.attention_of(number, layer.o.product.width)
-        if layer.recurrent is not None:
-            self._recur(index, layer, stream, decodes, prefill, out)
+        out = buffers.attention_of(number, mix.o.product.width)
+        if mix.recurrent is not None:
+            self._recur(index, layer, mix, stream, decodes, prefill, out)
             return out
-        qkv = buffers.qkv_of(number, layer.qkv.product.outputs)
-        self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)
-        queries = self._mixers.store(index, layer, qkv, tokens.positions, tokens.rows)
+        qkv = buffers.qkv_of(number, mix.qkv.product.outputs)
+        self._products.multiply(stream, layer.attention_norm, mix.qkv, qkv)
+        queries = self._mixers.store(index, mix, qkv, tokens.positions, tokens.rows)
         if leaves_keys:
             return out
         if slots := decodes.slots:
             rows, positions = tokens.rows[:slots], tokens.positions[:slots]
-            self._mixers.decode(index, layer, queries[:slots], positions, rows, out[:slots], decodes.width)
+            self._mixers.decode(index, mix, queries[:slots], positions, rows, out[:slots], decodes.width)
         if prefill is not None:
-            self._mixers.prefill(index, layer, queries, prefill, out)
+            self._mixers.prefill(index, mix, queries, prefill, out)
         self._mixers.gate(index, qkv, out)
         return out
 
@@ -299,6 +390,7 @@ class Decoder:
         self,
         index: int,
         layer: LayerWeights,
+        mix: MixWeights,
         stream: Stream,
         decodes: Decodes,
         prefill: PrefillWork | None,
@@ -306,14 +398,14 @@ class Decoder:
     ) -> None:
         path, number, is_drafted = self.recurrent, len(out), decodes.width > 1
         assert path is not None
-        projected = self._buffers.qkv_of(number, layer.qkv.product.outputs)
+        projected = self._buffers.qkv_of(number, mix.qkv.product.outputs)
         if is_drafted:
             projected = path.drafted(index, number)
-        self._products.multiply(stream, layer.attention_norm, layer.qkv, projected)
+        self._products.multiply(stream, layer.attention_norm, mix.qkv, projected)
         if decodes.slots:
-            path.decode(index, layer, projected[: decodes.slots], out[: decodes.slots], is_drafted=is_drafted)
+            path.decode(index, mix, projected[: decodes.slots], out[: decodes.slots], is_drafted=is_drafted)
         if prefill is not None:
-            path.prefill(index, layer, projected, out)
+            path.prefill(index, mix, projected, out)
 
     def settle_states(
         self, rows: torch.Tensor, counts: torch.Tensor, *, width: int, saves: torch.Tensor | None = None

@@ -3,15 +3,15 @@ bits for decode. Knows shapes and tables, no torch and no device at hand: a plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS, MOST_UNPACKED_ROWS, in_thousandths
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
-from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, can_be_units, packed_bytes
-from twostroke.backends.cuda.kernels.product import Card, Product, Role
-from twostroke.backends.cuda.state_shape import first_tensors, first_width, mixed_width
+from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, can_be_units
+from twostroke.backends.cuda.kernels.product import Card, Product
+from twostroke.backends.cuda.layer_matrices import ModelMatrix, layer_matrices, matrices_of
 from twostroke.backends.cuda.stored_codes import (
     AS_COMPUTED,
     EXPERTS_TO,
@@ -27,14 +27,9 @@ from twostroke.core.formats import STORED, Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import (
-    DenseMlp,
-    GroupedAttention,
     LatentAttention,
-    LayerSpec,
     ModelSpec,
-    MoeSpec,
     Recurrent,
-    expert_name,
     layer_name,
 )
 
@@ -53,107 +48,6 @@ ORDER_BYTES = 8
 QUANTISING_BYTES_A_WEIGHT = 8
 """The matrix in bf16, and what finding its scales takes."""
 NEEDS_HOPPER = "products with packed weights need a Hopper GPU (compute capability 9.0)"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMatrix:
-    kind: str  # which of its layer's it is, or `head`
-    name: str
-    product: Product
-    tensors: tuple[str, ...]  # joined by rows
-    biases: tuple[str, ...] = ()
-
-    @property
-    def packed_bytes(self) -> int:
-        *experts, rows, depth = self.product.shape
-        return prod(experts) * packed_bytes(rows, depth)
-
-    def has_copy(self, choices: Choices) -> bool:
-        """Whether decode reads a packed copy of it."""
-        product = self.product
-        if self.kind == "expand":  # which decode does not multiply by: it takes the heads one by one
-            return False
-        return choices.reads(product, "packed", (product.experts,) if product.experts else (1, 16, 64))
-
-
-def head_of(spec: ModelSpec) -> ModelMatrix:
-    tensor = "embedding" if spec.tied_embeddings else "output"
-    return ModelMatrix("head", "head", Product("head", spec.vocab_size, spec.hidden_size), (tensor,))
-
-
-def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
-    def matrix(kind: str, product: Product, tensors: Iterable[str], biases: Iterable[str] = ()) -> ModelMatrix:
-        return _matrix(index, kind, product, tensors, biases)
-
-    layer, hidden = spec.layers[index], spec.hidden_size
-    mlp = layer.present_mlp
-    joins: Role = "sandwich" if layer.sandwich_norms else "join"
-    found = _mixing_matrices(layer, index, hidden, joins)
-    one, experts = (mlp, 0) if isinstance(mlp, DenseMlp) else (mlp.expert, mlp.num_experts)
-    names = [expert_name(expert, "") for expert in range(experts)] or [""]
-    gates = [f"{name}{part}" for name in names for part in ("gate", "up")]
-    downs = [f"{name}down" for name in names]
-    width, has_bias = one.intermediate_size, one.has_bias
-    inner = Product("gated", width, hidden, has_bias, experts, is_clamped=one.clamp is not None)
-    outer = Product(joins, hidden, width, has_bias, experts)
-    for kind, product, tensors in (("gate_up", inner, gates), ("down", outer, downs)):
-        found.append(matrix(kind, product, tensors, (f"{name}_bias" for name in tensors) if has_bias else ()))
-    if isinstance(mlp, MoeSpec) and mlp.shared is not None:
-        width = mlp.shared.intermediate_size
-        found.append(matrix("shared_gate_up", Product("gated", width, hidden), ("shared.gate", "shared.up")))
-        found.append(matrix("shared_down", Product(joins, hidden, width), ("shared.down",)))
-    return found
-
-
-def _matrix(index: int, kind: str, product: Product, tensors: Iterable[str], biases: Iterable[str] = ()) -> ModelMatrix:
-    names = (tuple(layer_name(index, name) for name in group) for group in (tensors, biases))
-    return ModelMatrix(kind, layer_name(index, kind), product, *names)
-
-
-def _mixing_matrices(layer: LayerSpec, index: int, hidden: int, joins: Role) -> list[ModelMatrix]:
-    """Of what stands before the MLP: `qkv` reads the residual stream, `o` brings back to it what was found."""
-    attention = layer.attention
-    if isinstance(attention, LatentAttention):
-        queries = attention.query_width if attention.query_rank is None else attention.query_rank
-        first = ("q" if attention.query_rank is None else "q_a", "kv_a")
-        found = [_matrix(index, "qkv", Product("plain", queries + attention.kv_values, hidden), first)]
-        if attention.query_rank is not None:
-            expand = Product("plain", attention.query_width, attention.query_rank)
-            found.append(_matrix(index, "q_b", expand, ("q_b",)))
-        found.append(_matrix(index, "expand", Product("plain", attention.expanded_width, attention.rank), ("kv_b",)))
-        found.append(_matrix(index, "o", Product(joins, hidden, attention.num_heads * attention.value_dim), ("o",)))
-        return found
-    if isinstance(attention, Recurrent):
-        first_product = Product("plain", first_width(attention), hidden)
-        return [
-            _matrix(index, "qkv", first_product, first_tensors(attention)),
-            _matrix(index, "o", Product(joins, hidden, mixed_width(attention)), ("o",)),
-        ]
-    attention = layer.grouped
-    gates = attention.query_width if attention.output_gate else 0
-    qkv = Product("plain", attention.query_width + attention.kv_values + gates, hidden, has_bias=attention.qkv_bias)
-    output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)
-    names = ("q", "k", "v", "q_gate") if gates else ("q", "k", "v")
-    return [
-        _matrix(index, "qkv", qkv, names, ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
-        _matrix(index, "o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
-    ]
-
-
-def attention_of(spec: ModelSpec) -> GroupedAttention | LatentAttention:
-    """Of the first layer that attends: for all that do, since a checkpoint where they differ was declined."""
-    attentions = (layer.attention for layer in spec.layers)
-    return next(one for one in attentions if isinstance(one, GroupedAttention | LatentAttention))
-
-
-def widest_mlp(spec: ModelSpec) -> int:
-    """Of those that every token meets; 0: there is none."""
-    shared = (layer.moe.shared for layer in spec.layers if layer.moe is not None)
-    return max([spec.dense_width, *(mlp.intermediate_size for mlp in shared if mlp is not None)])
-
-
-def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:
-    return [*(matrix for index in range(spec.num_layers) for matrix in layer_matrices(spec, index)), head_of(spec)]
 
 
 def held_of(checkpoint: Checkpoint, formats: Formats) -> Held:
@@ -195,6 +89,8 @@ def held_on(held: Held, spec: ModelSpec, card: Card) -> Held:
 def _in_units(product: Product, code: Code, spec: ModelSpec) -> Code:
     """The code itself, where its kernels do not take the product."""
     clamp = None if spec.moe is None else spec.moe.clamp
+    if product.role == "activated":
+        return code
     is_taken = can_be_units(product.shape, is_gated=product.is_gated) and product.experts <= MAX_PACKED_EXPERTS
     if not is_taken or code.by_rows is None or (clamp is not None and in_thousandths(clamp) is None):
         return code
@@ -210,7 +106,8 @@ def _mixes_in_16_bits(spec: ModelSpec) -> bool:
 
 def _head_code(checkpoint: Checkpoint) -> Code | None:
     """Of numbers and scales as they are stored; None: it is held in the type that is computed in."""
-    if checkpoint.spec.tied_embeddings or not checkpoint.tensors["output"].kind.is_quantised:
+    spec = checkpoint.spec
+    if not spec.has_output or spec.tied_embeddings or not checkpoint.tensors["output"].kind.is_quantised:
         return None
     held = stored_held(checkpoint, [Stored("head", ("output",))])
     code = held.codes.get("head")
@@ -227,7 +124,7 @@ def held_weight_bytes(checkpoint: Checkpoint, formats: Formats, card: Card | Non
     if card is not None:
         held = held_on(held, spec, card)
     total = 2 * sum(prod(shape) for shape in spec.tensor_shapes().values())
-    for matrix in model_matrices(spec):
+    for matrix in matrices_of(spec):
         if (code := held.codes.get(matrix.name)) is not None:
             shape = matrix.product.shape
             total += code.num_bytes(shape) - 2 * prod(shape)
@@ -239,7 +136,7 @@ def quantising_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
     """What is needed beside all weights while the largest matrix is brought to few bits as it is loaded."""
     if not is_low_bit(formats):
         return 0
-    matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
+    matrices = [matrix for matrix in matrices_of(checkpoint.spec) if matrix.kind != "head"]
     dense = (prod(matrix.product.shape) for matrix in matrices if not matrix.product.experts)
     needed = QUANTISING_BYTES_A_WEIGHT * max(dense, default=0)
     if formats.weights == STORED:
@@ -261,7 +158,7 @@ def _code_of_tensor(checkpoint: Checkpoint, name: str, formats: Formats) -> Code
     known = _codes_of[0] if _codes_of else None  # another thread may ask about another model
     if known is None or known[0] is not checkpoint or known[1] != formats:
         held = held_of(checkpoint, formats)
-        matrices = (one for one in model_matrices(checkpoint.spec) if one.name in held.codes)
+        matrices = (one for one in matrices_of(checkpoint.spec) if one.name in held.codes)
         known = checkpoint, formats, {name: held.codes[one.name] for one in matrices for name in one.tensors}
         _codes_of[:] = [known]
     return known[2].get(name)
@@ -277,17 +174,20 @@ def unpacked_weights(spec: ModelSpec, held: Held, num_tokens: int) -> int:
     if moe is None or num_tokens * moe.experts_per_token <= MOST_UNPACKED_ROWS * moe.num_experts:
         return 0
     names = {name for name in held.experts if name in held.codes and held.codes[name].by_rows is None}
-    return max((prod(one.product.shape) for one in model_matrices(spec) if one.name in names), default=0)
+    return max((prod(one.product.shape) for one in matrices_of(spec) if one.name in names), default=0)
 
 
-def products_of(spec: ModelSpec) -> list[Product]:
-    """Those that a table chooses a kernel for."""
-    return list(dict.fromkeys(matrix.product for matrix in model_matrices(spec)))
+def has_copy(matrix: ModelMatrix, choices: Choices) -> bool:
+    """Whether decode reads a packed copy of it."""
+    product = matrix.product
+    if matrix.kind == "expand":  # which decode does not multiply by: it takes the heads one by one
+        return False
+    return choices.reads(product, "packed", (product.experts,) if product.experts else (1, 16, 64))
 
 
 def with_copies(spec: ModelSpec, choices: Choices, held: Held = AS_COMPUTED) -> list[ModelMatrix]:
     """Of those that are not held in few bits. A head has one only where layers have, or are in fewer bits anyway."""
-    found = [one for one in model_matrices(spec) if one.name not in held.codes and one.has_copy(choices)]
+    found = [one for one in matrices_of(spec) if one.name not in held.codes and has_copy(one, choices)]
     return [] if [matrix.kind for matrix in found] == ["head"] and not held.codes else found
 
 
@@ -303,7 +203,7 @@ def offered_on(checkpoint: Checkpoint, formats: Formats, card: Card) -> DecodeWe
 def sizes_of(checkpoint: Checkpoint, choices: Choices, held: Held = AS_COMPUTED) -> DecodeWeights | str:
     spec = checkpoint.spec
     matrices = with_copies(spec, choices, held)
-    if not matrices and all(matrix.name in held.codes for matrix in model_matrices(spec)):
+    if not matrices and all(matrix.name in held.codes for matrix in matrices_of(spec)):
         return "all of its matrices are held in fewer bits than twelve"
     if not matrices:
         return "no matrix of this model has a size and shape that products with packed weights take"

@@ -36,6 +36,16 @@ class SharedWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNorms:
+    """Of router and experts that read the residual stream themselves, and of what they and the MLP beside them give."""
+
+    router: torch.Tensor  # [hidden] each
+    experts: torch.Tensor
+    post_experts: torch.Tensor
+    post_shared: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class MoeWeights:
     router: torch.Tensor  # [experts, hidden]
     gate_up: Matrix  # [experts, 2 * intermediate, hidden]: gate, then up
@@ -43,6 +53,8 @@ class MoeWeights:
     router_bias: torch.Tensor | None = None  # float32 [experts]
     router_correction: torch.Tensor | None = None  # float32 [experts]
     shared: SharedWeights | None = None
+    norms: ExpertNorms | None = None
+    scales: torch.Tensor | None = None  # float32 [experts]
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -79,6 +91,8 @@ class MoeScratch:
         # A few tokens never need these: their experts are summed where they are computed.
         self.expert_outputs = torch.zeros(pairs, hidden_size, dtype=dtype, device=device)
         self.unpacked = torch.zeros(unpacked_weights, dtype=dtype, device=device)
+        # What a router of its own norm reads, and then what the experts give, which no stream takes as it is.
+        self.beside = torch.zeros(max_tokens if moe.has_own_norms else 0, hidden_size, dtype=dtype, device=device)
         self._top_k = top_k
 
     def order(self, num_pairs: int) -> Order:
@@ -89,7 +103,8 @@ class MoeBlock:
     def __init__(self, moe: MoeSpec, weights: MoeWeights, choices: Choices) -> None:
         self._moe, self._weights, self._choices = moe, weights, choices
         self._gate: Gate = moe.activation if moe.clamp is None else moe.clamp
-        self._terms = RouterTerms(moe.routing, weights.router_bias, weights.router_correction)
+        self._alone = moe.expert.alone
+        self._terms = RouterTerms(moe.routing, weights.router_bias, weights.router_correction, weights.scales)
 
     def forward(
         self,
@@ -99,20 +114,25 @@ class MoeBlock:
         *,
         residual: torch.Tensor | None = None,
         next_norm: NextNorm | None = None,
+        for_router: torch.Tensor | None = None,
     ) -> None:
         """x [num_tokens, hidden], normed -> out [num_tokens, hidden], on top of `residual` if there is one, which may
-        be `out` itself; `x` may not, but `next_norm` may be written to it. All contiguous."""
+        be `out` itself; `x` may not, but `next_norm` may be written to it. `for_router`: what the router reads, and not
+        `x`; it may be `out`. All contiguous."""
+        for_router = x if for_router is None else for_router
         num_tokens, moe, weights = len(x), self._moe, self._weights
         num_pairs = num_tokens * moe.experts_per_token
         gates = self._choice(weights.gate_up, num_pairs)
         if isinstance(gates.tile, FewTile):
-            self._few(x, out, scratch, residual, gates.tile)
+            self._few(x, for_router, out, scratch, residual, gates.tile)
             if next_norm is not None:
                 rms_norm(out, next_norm.weight, next_norm.out, eps=next_norm.eps)
             return
         shares, rows, order = scratch.shares[:num_tokens], scratch.rows[:num_tokens], scratch.order(num_pairs)
         router, normalise = weights.router, moe.normalise_weights
-        moe_routing.route(x, router, scratch.routing, shares, order, rows, normalise=normalise, terms=self._terms)
+        moe_routing.route(
+            for_router, router, scratch.routing, shares, order, rows, normalise=normalise, terms=self._terms
+        )
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
         downs = self._choice(weights.down, num_pairs)
         self.multiply(x, weights.gate_up, activations, order, gates, scratch)
@@ -159,15 +179,24 @@ class MoeBlock:
         else:
             assert isinstance(tile, GroupedTile)
             held = matrix.for_experts if weights is None else weights
-            grouped_matmul(inputs, held, results, order, tile=tile, bias=matrix.bias, gated=kind)
+            bias, alone = matrix.bias, self._alone if matrix.product.role == "activated" else None
+            grouped_matmul(
+                inputs, held, results, order, tile=tile, bias=bias, gated=kind or alone, has_up=kind is not None
+            )
 
     def _choice(self, matrix: Matrix, num_pairs: int) -> KernelChoice:
         return self._choices.of(matrix.product, num_pairs, matrix.form_names)
 
     def _few(
-        self, x: torch.Tensor, out: torch.Tensor, scratch: MoeScratch, residual: torch.Tensor | None, tile: FewTile
+        self,
+        x: torch.Tensor,
+        for_router: torch.Tensor,
+        out: torch.Tensor,
+        scratch: MoeScratch,
+        residual: torch.Tensor | None,
+        tile: FewTile,
     ) -> None:
-        routed, weights = self._route_few(x, scratch), self._weights
+        routed, weights = self._route_few(for_router, scratch), self._weights
         activations = scratch.activations[: len(x) * routed.top_k]
         gate_up, down = weights.gate_up, weights.down
         moe_decode.few_tokens_gate_up(

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.graphs import GraphCache
-from twostroke.backends.cuda.latent import LatentKernels
+from twostroke.backends.cuda.mixers import Kernels
 from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingFeatures
@@ -26,7 +25,7 @@ class Parts:
     rows: DeviceRows
     decoder: Decoder
     buffers: Buffers
-    attention: Attention | LatentKernels
+    kernels: Kernels
     graphs: GraphCache
     staging: Staging
     tokens: torch.Tensor  # int32 [max rows]: what the step sampled

@@ -21,6 +21,7 @@ from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillTi
 from twostroke.backends.cuda.kernels.state_items import SEGMENT_WORDS, TILE_WORDS, StateTiles, StateWork
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
+from twostroke.backends.cuda.mixers import Kernels
 from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts
 from twostroke.backends.cuda.results import PromptLogprobReader, sampling_ids
@@ -40,17 +41,18 @@ class StagedBatch:
 
 
 class PrefillPath:
-    def __init__(
-        self, parts: Parts, max_rows: int, max_context: int, beside: Attention | LatentKernels | None = None
-    ) -> None:
-        """`beside`: the attention of a model that reads along, if there is one."""
+    takes_first = False
+    """See `Batch.from_step`."""
+
+    def __init__(self, parts: Parts, max_rows: int, max_context: int, beside: Kernels = ()) -> None:
+        """`beside`: of a model that reads along, if there is one."""
         self._parts = parts
-        self._attentions = (parts.attention,) if beside is None else (parts.attention, beside)
+        self._kernels = (*parts.kernels, *beside)
         self._max_context = max_context
         self._max_tokens = len(parts.buffers.residual)
         self._sampled_sizes = buckets_up_to(max_rows)
         room = min(self._max_tokens, max_context)
-        self._sizes = CapturedSizes.of(room, max_rows, parts.decoder.multiply_adds_per_token)
+        self._sizes = self._captured(room, max_rows)
 
     def launch(
         self, step: Step, wait: Callable[[int | None], None] | None = None
@@ -64,7 +66,8 @@ class PrefillPath:
             num_tokens = len(step.decodes) + step.num_prefill_tokens
             shape = self._sizes.least(num_tokens, len(step.decodes), len(step.prefills))
         padded = self._padded_shape(step) if shape is None else shape
-        batch = Batch.from_step(step, parts.rows.index_of, parts.rows.padding_row, padded)
+        index_of, padding_row = parts.rows.index_of, parts.rows.padding_row
+        batch = Batch.from_step(step, index_of, padding_row, padded, takes_first=self.takes_first)
         staged = self._send(batch, shape)
         rows = batch.sampled_rows[: batch.num_sampled].tolist()
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
@@ -95,7 +98,7 @@ class PrefillPath:
         for size in sorted(sizes, reverse=True):
             nobodys = Batch.of_nobody(CapturedShape(size, 0, 1), padding_row, self._max_context)
             staged = self._send(nobodys, None)
-            self._forward(staged, staged.sampled_tokens, kinds)
+            self._forward(staged, self._wanted(staged), kinds)
         for shape in self._sizes.at_start():
             staged = self._send(Batch.of_nobody(shape, padding_row, self._max_context), shape)
             if rehearses:
@@ -103,19 +106,22 @@ class PrefillPath:
             else:
                 parts.graphs.prepare(shape, partial(self._run, staged), partial(self._run, staged, kinds))
 
+    def _captured(self, room: int, max_rows: int) -> CapturedSizes:
+        return CapturedSizes.of(room, max_rows, self._parts.decoder.multiply_adds_per_token)
+
     def _padded_shape(self, step: Step) -> CapturedShape:
         """Of a step that no graph is made for: as it is, but that behind the last attention it goes on, if anything is
         sampled, with as many rows as a step of decodes may have. The rest of the layer and the head then launch what
         start-up launched for those: kernels for other numbers would be loaded, or even compiled, while everybody
         waits."""
         num_decodes = len(step.decodes)
-        num_sampled = num_decodes + sum(chunk.samples for chunk in step.prefills)
+        num_sampled = num_decodes + sum(chunk.samples or chunk.pools for chunk in step.prefills)
         if num_sampled:  # no more than there are rows
             num_sampled = self._sampled_sizes[bisect_left(self._sampled_sizes, num_sampled)]
         return CapturedShape(num_decodes + step.num_prefill_tokens, num_decodes, num_sampled - num_decodes)
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
-        cuts = [self._tiles(batch, shape, attention) for attention in self._attentions]
+        cuts = [self._tiles(batch, shape, kernels) for kernels in self._kernels]
         arrays: tuple[Integers, ...] = (
             batch.token_ids,
             batch.rows,
@@ -160,11 +166,11 @@ class PrefillPath:
 
     @staticmethod
     def _tiles(
-        batch: Batch, shape: CapturedShape | None, attention: Attention | LatentKernels
+        batch: Batch, shape: CapturedShape | None, kernels: Attention | LatentKernels
     ) -> tuple[PrefillTiles, Tiling]:
-        tiling, pad_items = attention.tiling(int(batch.segment_count.sum())), None
+        tiling, pad_items = kernels.tiling(int(batch.segment_count.sum())), None
         if shape is not None:  # a graph serves every step of its shape: its grid is fixed, what is over does nothing
-            tiling = attention.tiling(shape.num_tokens)
+            tiling = kernels.tiling(shape.num_tokens)
             pad_items = tiling.capacity(shape.num_tokens, shape.sampled_chunks)
         segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
         return PrefillTiles.build(*segments, tiling, pad_items), tiling
@@ -178,9 +184,16 @@ class PrefillPath:
 
     def _run(self, staged: StagedBatch, layers: Sequence[int] | None = None) -> None:
         """Up to the logits."""
-        residual = self._forward(staged, staged.sampled_tokens, layers)
+        residual = self._forward(staged, self._wanted(staged), layers)
         if len(residual):
-            self._parts.decoder.logits(residual)
+            self._finish(residual)
+
+    def _wanted(self, staged: StagedBatch) -> torch.Tensor | None:
+        """The tokens whose last states are wanted; None: all."""
+        return staged.sampled_tokens
+
+    def _finish(self, residual: torch.Tensor) -> None:
+        self._parts.decoder.logits(residual)
 
     def _sample(self, step: Step, sampled_rows: torch.Tensor, rows: list[int]) -> None:
         parts = self._parts

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from twostroke.backends.cuda.kernels.activation import Activation, gated
+from twostroke.backends.cuda.kernels.activation import Activation, activate_rows, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, EightBitMatrix, quantise_rows
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
@@ -19,14 +19,15 @@ from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, dequantise_grouped_into
-from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, layer_norm, rms_norm
 from twostroke.backends.cuda.kernels.packed_format import FP8, GROUPED_CODES, LOW_BIT_CODES, LOW_BIT_DEPTH
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
 from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
 from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.layer_matrices import activation_in, alone_in, matrices_of, widest_mlp
 from twostroke.backends.cuda.matrix import Matrix
-from twostroke.backends.cuda.model_matrices import model_matrices, offered_on, widest_mlp
+from twostroke.backends.cuda.model_matrices import offered_on
 from twostroke.backends.cuda.native import why_not
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held, is_low_bit
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
@@ -34,6 +35,9 @@ from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from twostroke.backends.cuda.layer_weights import AfterNorm
 
 LONG_ROWS = 256
 """Steps of fewer rows are all launched at start; of the lengths beyond there are too many."""
@@ -67,7 +71,7 @@ class ProductScratch:
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
         self.gate_up = torch.zeros(num_tokens * 2 * widest_mlp(spec), dtype=dtype, device=device)
         self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
-        products = {matrix.product for matrix in model_matrices(spec) if matrix.kind != "head"}
+        products = {matrix.product for matrix in matrices_of(spec) if matrix.kind != "head"}
         dense = [product.shape for product in products if not product.experts]
         shapes = dense if held.dense_codes else [(0, 0)]
         self.unpacked = torch.zeros(max(prod(shape) for shape in shapes), dtype=dtype, device=device)
@@ -108,21 +112,25 @@ class Call:
 
 class Products:
     def __init__(self, spec: ModelSpec, scratch: ProductScratch, choices: Choices) -> None:
-        self._eps, self._activation = spec.norm_eps, spec.layers[0].present_mlp.activation
+        self._eps, self._activation, self._alone = spec.norm_eps, activation_in(spec), alone_in(spec)
         self._scratch, self._choices = scratch, choices
 
     def fuses(self, matrix: Matrix, num_rows: int) -> bool:
         """Whether the product norms its rows itself."""
         return self._choice(matrix, num_rows).kernel.fuses
 
-    def normed(self, stream: Stream, norm: torch.Tensor) -> torch.Tensor:
+    def normed(self, stream: Stream, norm: torch.Tensor | None) -> torch.Tensor:
+        """None: blocks that read the stream as it is."""
+        if norm is None:
+            return stream.residual
         if stream.normed_by is not norm:
             rms_norm(stream.residual, norm, stream.room, eps=self._eps)
             stream.normed_by = norm
         return stream.room
 
-    def multiply(self, stream: Stream, norm: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> None:
-        """out [num_rows, outputs] = norm(stream) @ matrix.T, plus its bias or gated, as the matrix has it."""
+    def multiply(self, stream: Stream, norm: torch.Tensor | None, matrix: Matrix, out: torch.Tensor) -> None:
+        """out [num_rows, outputs] = norm(stream) @ matrix.T, plus its bias, gated or activated, as the matrix has it;
+        without a norm the stream itself."""
         choice = self._choice(matrix, len(out))
         kind = self._activation if matrix.product.is_gated else None
         if isinstance(choice.tile, GemvConfig):
@@ -132,6 +140,8 @@ class Products:
             )
         else:
             self._launch(choice, self.normed(stream, norm), matrix, out, kind)
+        if matrix.product.role == "activated" and self._alone is not None:
+            activate_rows(out, kind=self._alone)
 
     def apply(self, x: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> None:
         """out [num_rows, outputs] = x @ matrix.T, plus its bias: of rows that are as they should be."""
@@ -148,9 +158,11 @@ class Products:
         stream: Stream,
         post_norm: torch.Tensor | None,
         next_norm: torch.Tensor | None,
+        scale: torch.Tensor | None = None,
     ) -> None:
         """What a block found joins the residual stream; where that takes a kernel of its own, it norms the stream for
-        the next block, if there is one."""
+        the next block, if there is one. `scale`: of a layer that ends here, and norms what it found."""
+        assert scale is None or post_norm is not None
         choice, residual = self._choice(matrix, len(x)), stream.residual
         stream.normed_by = None
         if isinstance(choice.tile, GemvConfig):
@@ -164,13 +176,33 @@ class Products:
             if next_norm is not None:
                 self.normed(stream, next_norm)
             return
-        found = self._scratch.found[: len(x)]
+        found = self.found(len(x))
         if parts := choice.tile.sums:
             found = self._scratch.sums[: parts * found.numel()].view(parts, *found.shape)
         self._launch(choice, x, matrix, found, None)
+        self.add(found, stream, post_norm, next_norm, scale)
+
+    def add(
+        self,
+        found: torch.Tensor,  # [num_rows, hidden], or [parts, num_rows, hidden]
+        stream: Stream,
+        post_norm: torch.Tensor | None,
+        next_norm: torch.Tensor | None,
+        scale: torch.Tensor | None = None,
+    ) -> None:
+        """The same, of what was multiplied before."""
         out = None if next_norm is None else stream.room
-        add_rms_norm(found, residual, next_norm, out, eps=self._eps, post_weight=post_norm)
+        add_rms_norm(found, stream.residual, next_norm, out, eps=self._eps, post_weight=post_norm, scale=scale)
         stream.normed_by = next_norm
+
+    def end(self, stream: Stream, norm: AfterNorm | None) -> None:
+        """Of an encoder's block, which has joined the stream: that is normed itself."""
+        if norm is not None:
+            layer_norm(stream.residual, norm.weight, norm.bias, eps=self._eps)
+
+    def found(self, num_rows: int) -> torch.Tensor:
+        """Room for what a block found, until another joins the stream  # [num_rows, hidden]"""
+        return self._scratch.found[:num_rows]
 
     def long_rows(self, matrix: Matrix) -> list[int]:
         """Numbers of rows that, together, meet every kernel of more rows than start-up's steps have."""

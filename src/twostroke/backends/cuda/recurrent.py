@@ -23,7 +23,7 @@ from twostroke.models.spec import ModelSpec, Recurrent
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.kv_store import KVStore
-    from twostroke.backends.cuda.weights import LayerWeights
+    from twostroke.backends.cuda.layer_weights import LayerWeights, MixWeights
 
 
 class RecurrentBuffers:
@@ -82,14 +82,14 @@ class RecurrentPath:
         return self._buffers.drafted[self._place[index], :num_queries]
 
     def decode(
-        self, index: int, layer: LayerWeights, projected: torch.Tensor, out: torch.Tensor, *, is_drafted: bool
+        self, index: int, layer: MixWeights, projected: torch.Tensor, out: torch.Tensor, *, is_drafted: bool
     ) -> None:
         """Of the streams. Drafts change no state yet: `settle` does, when it is known which of them hold."""
         assert layer.recurrent is not None
         states = self._states[index]
         self._rule.decode(layer.recurrent, projected, states, self._decodes, out, writes=not is_drafted)
 
-    def prefill(self, index: int, layer: LayerWeights, projected: torch.Tensor, out: torch.Tensor) -> None:
+    def prefill(self, index: int, layer: MixWeights, projected: torch.Tensor, out: torch.Tensor) -> None:
         """Of all chunks."""
         assert layer.recurrent is not None and self._chunks is not None
         self._rule.prefill(layer.recurrent, projected, self._states[index], self._chunks, out)
@@ -107,6 +107,6 @@ class RecurrentPath:
         its slot, which comes before."""
         items = settled_items(rows, counts, self._lengths, self._buffers.settled, width=width, saves=saves)
         for index, states in self._states.items():
-            own = layers[index].recurrent
-            assert own is not None
-            self._rule.replay(own, self.drafted(index, len(rows)), states, items)
+            mix = layers[index].mix
+            assert mix is not None and mix.recurrent is not None
+            self._rule.replay(mix.recurrent, self.drafted(index, len(rows)), states, items)

@@ -14,13 +14,15 @@ import torch
 
 from twostroke.backends.cuda.drafting import NOTHING
 from twostroke.backends.cuda.grammar_rows import Stuck
-from twostroke.backends.host.host_backend import NOT_FINITE
+from twostroke.backends.host.host_backend import NOT_FINITE, VECTOR_NOT_FINITE
 from twostroke.core.step import Drafted, SampledToken, Step, StepResult, TokenLogprobs
 
 LogprobReader = Callable[[int], TokenLogprobs]
 """Of a sequence's tokens of a step, by their number."""
 PromptLogprobReader = Callable[[], tuple[TokenLogprobs, ...] | None]
 """None: some of the prompt's logits are not finite."""
+VectorReader = Callable[[], bytes | None]
+"""In 32-bit floats, the lowest byte first. None: some are not finite."""
 NONE: Mapping[int, Any] = MappingProxyType({})
 
 
@@ -83,11 +85,12 @@ class Results:
         prompt_logprobs: Mapping[int, PromptLogprobReader] = NONE,
         stuck: Mapping[int, Stuck] = NONE,
         advances: Advances = ONE_EACH,
+        vectors: Mapping[int, VectorReader] = NONE,
     ) -> CudaTicket:
         """`tokens` on the device, `advances.width` for each decode slot and each chunk that samples, in that order. A
         sequence in `stuck` gets those before it: its grammar ends it there."""
         arrival.finish(tokens)
-        return CudaTicket(step, arrival, self._free, logprobs, prompt_logprobs, stuck, advances)
+        return CudaTicket(step, arrival, self._free, logprobs, prompt_logprobs, stuck, advances, vectors)
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +102,7 @@ class CudaTicket:
     _prompt_logprobs: Mapping[int, PromptLogprobReader]
     _stuck: Mapping[int, Stuck]
     _advances: Advances
+    _vectors: Mapping[int, VectorReader]
     _result: StepResult | None = None
 
     @property
@@ -145,9 +149,15 @@ class CudaTicket:
                 errors[seq_id] = NOT_FINITE
             else:
                 prompt_logprobs[seq_id] = items
-        seconds, drafted = self._arrival.seconds(), self._advances.drafted
+        vectors: dict[int, bytes] = {}
+        for seq_id, read_vector in self._vectors.items():
+            if (vector := read_vector()) is None:
+                errors[seq_id] = VECTOR_NOT_FINITE
+            else:
+                vectors[seq_id] = vector
+        seconds, drafted, ended = self._arrival.seconds(), self._advances.drafted, frozenset(stuck)
         return StepResult(
-            step.step_id, sampled, prompt_logprobs, errors, seconds, drafted=drafted, stuck=frozenset(stuck)
+            step.step_id, sampled, prompt_logprobs, errors, seconds, drafted=drafted, stuck=ended, vectors=vectors
         )
 
     def _told(self, seq_id: int, tokens: list[int]) -> tuple[SampledToken, ...]:

@@ -16,6 +16,7 @@ from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import BlockGrant, RowJoin, Step
 
 ENTRIES_PER_COPY = 1 << 15
+NO_SECOND = 2**31 - 1
 
 
 class Tables(Protocol):
@@ -31,6 +32,10 @@ class ModelRows(Protocol):
 
     @property
     def last_tokens(self) -> torch.Tensor: ...
+
+    @property
+    def second_texts(self) -> torch.Tensor:
+        """int32 [rows]: of two texts that are read together, where the second begins; beyond all where there is one."""
 
     @property
     def sampling(self) -> SamplingRows: ...
@@ -53,6 +58,8 @@ class DeviceRows:
         shape = (len(layout.groups), max_rows + 1, self._table_len)
         self.tables = scratch[:, None, None].expand(shape).contiguous()  # [groups, rows, blocks of a sequence]
         self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+        self.second_texts = torch.full((max_rows + 1,), NO_SECOND, dtype=torch.int32, device=device)
+        self._has_second: set[int] = set()
         self._staging = Staging(2 * ENTRIES_PER_COPY, device)
 
     def __len__(self) -> int:
@@ -75,11 +82,21 @@ class DeviceRows:
                 )
             row = self._free.pop()
             self.index_of[join.seq_id] = row
+            self._note_second(row, join.request.second_text_at)
             self.sampling.open(row, join)
             self.grammars.open(join)
         if step.grants:
             self._write(step.grants)
         self.sampling.flush()
+
+    def _note_second(self, row: int, begins_at: int | None) -> None:
+        """Rarely: most texts are read alone, and then the row is as it was."""
+        if begins_at is None and row not in self._has_second:
+            return
+        self._has_second.discard(row) if begins_at is None else self._has_second.add(row)
+        value = NO_SECOND if begins_at is None else begins_at
+        self._staging.send((np.array([row], dtype=np.int32), np.array([value], dtype=np.int32)))
+        write_entries(self.second_texts, *self._staging.views((1, 1)))
 
     def take_back(self, joins: tuple[RowJoin, ...]) -> None:
         """Close the rows of a step that could not be launched."""

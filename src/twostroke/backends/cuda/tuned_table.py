@@ -71,7 +71,8 @@ class Table:
             return abs(log2(other.outputs / product.outputs)) + abs(log2(other.width / product.width))
 
         def kind(of: Product) -> tuple[Any, ...]:  # kernels for experts that add no bias decline, and the rest is alike
-            return of.role, of.has_bias and not of.experts, bool(of.experts)
+            role = "plain" if of.role == "activated" and not of.experts else of.role  # the activation comes after it
+            return role, of.has_bias and not of.experts, bool(of.experts)
 
         return sorted((other for other in self.all_products if kind(other) == kind(product)), key=apart)
 

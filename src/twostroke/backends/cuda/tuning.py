@@ -15,7 +15,7 @@ from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.kernels.packed_format import Code
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import kernels_for
-from twostroke.backends.cuda.model_matrices import products_of
+from twostroke.backends.cuda.layer_matrices import products_of
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Table, TableLine, keep, text_of
 from twostroke.backends.cuda.tuning_cases import Case, ExpertsCase, Pool, Trial
 from twostroke.backends.interface import TunedChange, TuningProgress, TuningReport

@@ -15,8 +15,8 @@ from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import Code, can_pack
 from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.layer_matrices import activation_in, products_of
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
-from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
 from twostroke.backends.cuda.stored_codes import all_held_in
@@ -92,7 +92,7 @@ class Case:
         if matrix.bias is not None:
             found += matrix.bias
         if self.product.is_gated:
-            found = _gated(DenseMlp(0, self.spec.layers[0].present_mlp.activation), found)
+            found = _gated(DenseMlp(0, activation_in(self.spec)), found)
         if self.product.role == "sandwich":
             found = functional.rms_norm(found, found.shape[1:], eps=self.spec.norm_eps)
         return found

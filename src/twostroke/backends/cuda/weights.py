@@ -16,19 +16,19 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda import kept_forms
+from twostroke.backends.cuda.kernels.embedding import Places
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.latent import LatentWeights
+from twostroke.backends.cuda.layer_inputs import InputWeights
+from twostroke.backends.cuda.layer_matrices import ModelMatrix, head_of
+from twostroke.backends.cuda.layer_weights import LayerWeights, input_weights, layer_weights, place_weights
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
-from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
-from twostroke.backends.cuda.moe import MoeWeights, SharedWeights
-from twostroke.backends.cuda.recurrent_rules import RecurrentWeights
+from twostroke.backends.cuda.model_matrices import with_copies
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
-from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, Recurrent, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 LOAD_THREADS = 8
@@ -42,45 +42,19 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DenseWeights:
-    gate_up: Matrix  # [2 * intermediate, hidden]: gate, then up
-    down: Matrix  # [hidden, intermediate]
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.gate_up, self.down
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """Matrices are [outputs, inputs]; what a family lacks is None."""
-
-    attention_norm: torch.Tensor
-    qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]: q, then k, then v
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    o: Matrix
-    post_attention_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    mlp: DenseWeights | MoeWeights
-    post_mlp_norm: torch.Tensor | None
-    sinks: torch.Tensor | None = None  # float32 [heads]
-    latent: LatentWeights | None = None
-    """Of latent attention; `qkv` is then of queries, or of their low rank, and of what is kept."""
-    recurrent: RecurrentWeights | None = None
-    """Of a layer that keeps a state; `qkv` is then all that a token is projected to, and `o` what it leaves by."""
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.o, *(() if self.latent is None else self.latent.matrices), *self.mlp.matrices
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
-    head: Matrix  # [vocab, hidden]; plainly the embedding itself where the two are tied
+    final_norm: torch.Tensor | None
+    head: Matrix | None  # [vocab, hidden]; plainly the embedding itself where the two are tied
+    inputs: InputWeights | None = None
+    places: Places | None = None
+
+    @property
+    def output(self) -> Matrix:
+        """The head of a model that scores tokens."""
+        assert self.head is not None
+        return self.head
 
     @staticmethod
     def placed(
@@ -94,10 +68,15 @@ class Weights:
         any are given, which `pack` fills. `held`: which of layers' matrices are held in few bits."""
         loader = WeightLoader(checkpoint, device, dtype, held)
         spec = checkpoint.spec
-        layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
-        embedding, head = loader.place(("embedding",)), head_of(spec)
-        head_forms: dict[str, Form] = {"plain": Plain(embedding)} if spec.tied_embeddings else loader.forms(head)
-        weights = Weights(embedding, layers, loader.place(("final_norm",)), Matrix("head", head.product, head_forms))
+        layers = tuple(layer_weights(loader, spec, index) for index in range(spec.num_layers))
+        embedding, head = loader.place(("embedding",)), None
+        if spec.has_output:
+            own = head_of(spec)
+            forms: dict[str, Form] = {"plain": Plain(embedding)} if spec.tied_embeddings else loader.forms(own)
+            head = Matrix("head", own.product, forms)
+        final_norm = loader.place(("final_norm",)) if spec.has_final_norm else None
+        beside = input_weights(loader, spec), place_weights(loader, spec)
+        weights = Weights(embedding, layers, final_norm, head, *beside)
         if copies is not None and dtype == torch.bfloat16:
             names = {matrix.name for matrix in with_copies(spec, copies, held)}
             for matrix in weights.matrices():
@@ -107,7 +86,9 @@ class Weights:
 
     def matrices(self, num_layers: int | None = None) -> list[Matrix]:
         """Of `num_layers` layers, and the head."""
-        return [*(matrix for layer in self.layers[:num_layers] for matrix in layer.matrices), self.head]
+        beside = () if self.inputs is None else (self.inputs.projection,)
+        head = () if self.head is None else (self.head,)
+        return [*(matrix for layer in self.layers[:num_layers] for matrix in layer.matrices), *beside, *head]
 
     def pack(self) -> tuple[str, ...]:
         """Make the copies for decode, if there is room for any. Returns the matrices that had to stay as they are."""
@@ -116,62 +97,6 @@ class Weights:
     def rehearse_packing(self) -> None:
         """One layer's: all launch the same."""
         fill_packed(self.matrices(num_layers=1))
-
-
-def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
-    def place(*names: str) -> torch.Tensor:
-        return loader.place(tuple(layer_name(index, name) for name in names))
-
-    def floats(name: str, is_there: bool) -> torch.Tensor | None:
-        return loader.place((layer_name(index, name),), dtype=torch.float32) if is_there else None
-
-    matrices = {}
-    for matrix in layer_matrices(spec, index):
-        bias = loader.place(matrix.biases, matrix.product.shape[:-1]) if matrix.biases else None
-        matrices[matrix.kind] = Matrix(matrix.name, matrix.product, loader.forms(matrix), bias)
-    gate_up, down = matrices["gate_up"], matrices["down"]
-    own, attention = spec.layers[index], spec.layers[index].attention
-    has_norms = isinstance(attention, GroupedAttention) and attention.qk_norm
-    latent = None
-    if isinstance(attention, LatentAttention):
-        query_norm = None if attention.query_rank is None else place("q_a_norm")
-        latent = LatentWeights(place("kv_a_norm"), matrices["expand"], query_norm, matrices.get("q_b"))
-    mlp: DenseWeights | MoeWeights = DenseWeights(gate_up, down)
-    if (moe := own.moe) is not None:
-        bias, correction = (
-            floats("router_bias", moe.router_bias),
-            floats("router_correction", moe.routing.has_correction),
-        )
-        shared = None
-        if moe.shared is not None:
-            own_router = place("shared.router") if moe.shared_gate else None
-            shared = SharedWeights(matrices["shared_gate_up"], matrices["shared_down"], own_router)
-        mlp = MoeWeights(place("router"), gate_up, down, bias, correction, shared)
-    return LayerWeights(
-        attention_norm=place("attention_norm"),
-        qkv=matrices["qkv"],
-        q_norm=place("q_norm") if has_norms else None,
-        k_norm=place("k_norm") if has_norms else None,
-        o=matrices["o"],
-        post_attention_norm=place("post_attention_norm") if own.sandwich_norms else None,
-        mlp_norm=place("mlp_norm"),
-        mlp=mlp,
-        post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
-        sinks=floats("sinks", isinstance(attention, GroupedAttention) and attention.has_sinks),
-        latent=latent,
-        recurrent=_recurrent(loader, index) if isinstance(attention, Recurrent) else None,
-    )
-
-
-def _recurrent(loader: WeightLoader, index: int) -> RecurrentWeights:
-    def floats(name: str) -> torch.Tensor | None:
-        full_name = layer_name(index, name)
-        return loader.place((full_name,), dtype=torch.float32) if full_name in loader.checkpoint.tensors else None
-
-    conv = floats("conv")
-    assert conv is not None
-    names = ("conv_bias", "dt_bias", "decay", "skip", "gated_norm")
-    return RecurrentWeights(conv, **{name: floats(name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

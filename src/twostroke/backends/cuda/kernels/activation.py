@@ -13,7 +13,7 @@ from twostroke.backends.cuda.kernels.expert_tiles import in_thousandths
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
-from twostroke.models.mlp_spec import ClampedGate
+from twostroke.models.mlp_spec import Alone, ClampedGate
 
 Activation = Literal["silu", "gelu_tanh"]
 Gate = Activation | ClampedGate
@@ -47,11 +47,38 @@ def gated(
     kind: Gate,
 ) -> None:
     """out = activation(gate) * up."""
-    num_tokens, intermediate = out.shape
+    width = out.shape[1]
+    gate_with(gate_up[:, :width], gate_up[:, width:], out, kind=kind)
+
+
+def gate_with(
+    gate: torch.Tensor,  # [num_tokens, width], any token stride
+    up: torch.Tensor,  # [num_tokens, width], any token stride
+    out: torch.Tensor,  # [num_tokens, width]; may be either
+    *,
+    kind: Gate,
+) -> None:
+    """out = activation(gate) * up."""
+    num_tokens, width = out.shape
     if num_tokens == 0:
         return
-    dependent(_gated, (num_tokens, cdiv(intermediate, _BLOCK)), out.device)(
-        gate_up, out, gate_up.stride(0), out.stride(0), INTERMEDIATE=intermediate, KIND=kind, BLOCK=_BLOCK, num_warps=4
+    dependent(_gated, (num_tokens, cdiv(width, _BLOCK)), out.device)(
+        gate, up, out, gate.stride(0), up.stride(0), out.stride(0), WIDTH=width, KIND=kind, BLOCK=_BLOCK, num_warps=4
+    )
+
+
+def activate_rows(
+    rows: torch.Tensor,  # [num_tokens, width], changed
+    *,
+    kind: Alone,
+) -> None:
+    """rows = activation(rows)"""
+    num_tokens, width = rows.shape
+    if num_tokens == 0:
+        return
+    block = min(_BLOCK, next_power_of_2(width))
+    dependent(_activate_rows, (num_tokens, cdiv(width, block)), rows.device)(
+        rows, rows.stride(0), WIDTH=width, KIND=kind, BLOCK=block, num_warps=4
     )
 
 
@@ -81,6 +108,32 @@ def gate_by_sigmoid(
     dependent(_gate_by_sigmoid, (num_tokens, cdiv(width, block)), rows.device)(
         rows, gates, rows.stride(0), gates.stride(0), WIDTH=width, BLOCK=block, num_warps=4
     )
+
+
+@triton.jit
+def activate_alone(x, KIND: tl.constexpr):
+    """Of a float32 tensor; KIND: `Alone`."""
+    if KIND == "squared_relu":
+        positive = tl.maximum(x, 0.0)
+        y = positive * positive
+    elif KIND == "gelu":
+        y = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    else:
+        inner = x
+        if KIND == "gelu_tanh":
+            inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        y = x * tl.sigmoid(inner)
+    return y
+
+
+@triton.jit
+def _activate_rows(rows, stride, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next_and_wait(PDL)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    own = rows + tl.program_id(0).to(tl.int64) * stride + columns
+    y = activate_alone(tl.load(own, mask=mask, other=0.0).to(tl.float32), KIND)
+    tl.store(own, y.to(rows.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -131,15 +184,14 @@ def activate(gate, up, KIND: tl.constexpr):
 
 @triton.jit
 def _gated(
-    gate_up, out, gate_up_stride, out_stride,
-    INTERMEDIATE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    gates, ups, out, gate_stride, up_stride, out_stride,
+    WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next_and_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = columns < INTERMEDIATE
-    source = gate_up + token * gate_up_stride + columns
-    gate = tl.load(source, mask=mask).to(tl.float32)
-    up = tl.load(source + INTERMEDIATE, mask=mask).to(tl.float32)
+    mask = columns < WIDTH
+    gate = tl.load(gates + token * gate_stride + columns, mask=mask).to(tl.float32)
+    up = tl.load(ups + token * up_stride + columns, mask=mask).to(tl.float32)
     y = activate(gate, up, KIND)
     tl.store(out + token * out_stride + columns, y.to(out.dtype.element_ty), mask=mask)

@@ -10,8 +10,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.kernels.norms import centred
 from twostroke.backends.cuda.kernels.sampling_state import NUM_WORDS, last_position
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 FROM_ROW: Final = -1
@@ -47,6 +49,59 @@ def gather(
         embedding, token_ids, rows, last_tokens, out, *((None,) * 3 if positions is None else positions), scale,
         embedding.stride(0), out.stride(0), HIDDEN=hidden, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
     )  # fmt: skip
+
+
+class Places(NamedTuple):
+    """What an encoder looks up beside the token, and the norm of the sum."""
+
+    positions: torch.Tensor  # [places, hidden]
+    texts: torch.Tensor  # [texts, hidden]
+    norm: torch.Tensor  # [hidden]
+    norm_bias: torch.Tensor  # [hidden]
+
+
+def gather_places(
+    embedding: torch.Tensor,  # [vocabulary, hidden]
+    places: Places,
+    token_ids: torch.Tensor,  # int32 [num_tokens]
+    rows: torch.Tensor,  # int32 [num_tokens]
+    positions: torch.Tensor,  # int32 [num_tokens]
+    second_texts: torch.Tensor,  # int32 [num_rows]: where a row's second text begins
+    out: torch.Tensor,  # [num_tokens, hidden], contiguous
+    *,
+    first_place: int,
+    eps: float,
+) -> None:
+    """Of a token, of where it stands and of its text: the norm of their sum. All is known to the host."""
+    num_tokens, hidden = out.shape
+    if num_tokens == 0:
+        return
+    block, last_text = next_power_of_2(hidden), len(places.texts) - 1
+    dependent(_gather_places, (num_tokens,), out.device)(
+        embedding, *places, token_ids, rows, positions, second_texts, out, first_place, last_text, eps, HIDDEN=hidden,
+        BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+    )  # fmt: skip
+
+
+@triton.jit
+def _gather_places(
+    embedding, places, texts, norm, norm_bias, token_ids, rows, positions, second_texts, out, first_place, last_text,
+    eps, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BLOCK)
+    mask = columns < HIDDEN
+    scale = tl.load(norm + columns, mask=mask, other=0.0).to(tl.float32)
+    shift = tl.load(norm_bias + columns, mask=mask, other=0.0).to(tl.float32)
+    start_next_and_wait(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + token)
+    is_second = (position >= tl.load(second_texts + tl.load(rows + token))).to(tl.int32)
+    row = tl.load(embedding + tl.load(token_ids + token).to(tl.int64) * HIDDEN + columns, mask=mask, other=0.0)
+    place = tl.load(places + (position + first_place).to(tl.int64) * HIDDEN + columns, mask=mask, other=0.0)
+    text = tl.load(texts + tl.minimum(is_second, last_text) * HIDDEN + columns, mask=mask, other=0.0)
+    total = row.to(tl.float32) + place.to(tl.float32) + text.to(tl.float32)
+    y = centred(total, mask, scale, shift, eps, HIDDEN)
+    tl.store(out + token * HIDDEN + columns, y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit

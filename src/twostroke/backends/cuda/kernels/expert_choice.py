@@ -19,10 +19,11 @@ class RouterTerms:
     routing: Routing = PLAIN_ROUTING
     bias: torch.Tensor | None = None  # float32 [experts]
     correction: torch.Tensor | None = None  # float32 [experts]
+    scales: torch.Tensor | None = None  # float32 [experts]: what their shares are multiplied by at last
 
     @property
     def is_plain(self) -> bool:
-        return self.routing == PLAIN_ROUTING and self.bias is None
+        return self.routing == PLAIN_ROUTING and self.bias is None and self.scales is None
 
     @property
     def by_logits(self) -> bool:

@@ -58,6 +58,8 @@ def declines(shape: AttentionShape, target: Target) -> str | None:
         return "asynchronous warp-group products need a Hopper device"
     if shape.head_dim not in HEAD_SIZES:
         return f"head size {shape.head_dim} is none of {', '.join(map(str, HEAD_SIZES))}"
+    if not shape.is_causal:
+        return "tokens that see each other both ways are masked otherwise"
     if shape.page % SPAN:
         return f"pages of {shape.page} are no multiple of {SPAN}"
     if shape.scaled != NO_SCALES:

@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from twostroke.backends.cuda.kernels.activation import Gate, activate
+from twostroke.backends.cuda.kernels.activation import Gate, activate, activate_alone
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix, parts_of, stored_block
 from twostroke.backends.cuda.kernels.expert_tiles import GroupedTile
 from twostroke.backends.cuda.kernels.moe_routing import Order, dot, dot_precision
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
+from twostroke.models.mlp_spec import Alone
 
 
 def most_tiles(num_rows: int, num_experts: int, tile_rows: int) -> int:
@@ -78,12 +79,12 @@ def _grouped_kernel(
     num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
     GATED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr, FORM: tl.constexpr,
-    PDL: tl.constexpr,
+    HAS_UP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """GATED: inputs are the tokens' own, gate and up become one result. Else inputs are rows in order. FORM: of weights
-    in few bits; None: they are floats."""
+    """GATED: inputs are the tokens' own, gate and up become one result, or what is activated alone. Else inputs are
+    rows in order. FORM: of weights in few bits; None: they are floats."""
     blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
-    matrix_rows: tl.constexpr = num_outputs if GATED is None else 2 * num_outputs
+    matrix_rows: tl.constexpr = 2 * num_outputs if HAS_UP else num_outputs
     program = tl.program_id(0)
     # The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
     wait_and_start_next(PDL and GATED is not None)
@@ -123,7 +124,7 @@ def _grouped_kernel(
                 weights, highs, scales, offsets, tops, stored_rows, start, num_inputs, FORM, OUTPUTS, DEPTH
             ).to(row_block.dtype)
         sums = _multiply(row_block, block_weights, sums, WEIGHTS_FIRST, PRECISION)
-        if GATED is not None:
+        if HAS_UP:
             if FORM is None:
                 block_weights = _block(weight_blocks, first_weight + num_outputs, up_rows, start, num_inputs, DEPTH)
             else:
@@ -135,10 +136,12 @@ def _grouped_kernel(
     if bias is not None:
         own_bias = bias + tl.minimum(expert, experts - 1) * matrix_rows + readable
         sums = _add_bias(sums, own_bias, WEIGHTS_FIRST)
-        if GATED is not None:
+        if HAS_UP:
             up_sums = _add_bias(up_sums, own_bias + num_outputs, WEIGHTS_FIRST)
-    if GATED is not None:
+    if HAS_UP:
         sums = activate(sums, up_sums, GATED)
+    elif GATED is not None:
+        sums = activate_alone(sums, GATED)
     if WEIGHTS_FIRST:
         sums = tl.trans(sums)
     targets = results + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
@@ -160,17 +163,20 @@ def grouped_matmul(
     *,
     tile: GroupedTile,
     bias: torch.Tensor | None = None,
-    gated: Gate | None = None,
+    gated: Gate | Alone | None = None,
+    has_up: bool | None = None,
 ) -> None:
     """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
-    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. bias: [experts, the weights' rows]. The
+    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. bias: [experts, the weights' rows]. Without
+    `has_up` (None: gated ones have) there is no gate in the first: weights [experts, intermediate, hidden]. The
     second must directly follow the first, which lets it start no sooner than `order.starts` is written."""
     parts, form = parts_of(weights)
     (experts, matrix_rows, _), num_inputs = parts.data.shape, inputs.shape[1]
-    num_outputs = matrix_rows if gated is None else matrix_rows // 2
+    has_up = gated is not None if has_up is None else has_up
+    num_outputs = matrix_rows // 2 if has_up else matrix_rows
     tile = replace(tile, depth=min(tile.depth, max(16 if form is None else 32, next_power_of_2(num_inputs))))
-    stage_bytes = tile.stage_bytes(gated=gated is not None, element_size=inputs.element_size())
+    stage_bytes = tile.stage_bytes(gated=has_up, element_size=inputs.element_size())
     num_stages = target_of(inputs.device).stages(tile.num_stages, stage_bytes)
     input_blocks = weight_blocks = None
     if tile.bulk and form is None and can_copy_in_bulk(parts.data):
@@ -182,6 +188,6 @@ def grouped_matmul(
         inputs, input_blocks, parts.data, weight_blocks, parts.highs, parts.scales, parts.offsets, parts.tops, bias,
         results, order.sorted_pairs, order.starts, num_outputs, num_inputs, experts, order.top_k, GATED=gated,
         ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth, EXPERTS_PADDED=next_power_of_2(experts),
-        WEIGHTS_FIRST=tile.weights_first,
-        PRECISION=dot_precision(inputs.dtype), FORM=form, num_warps=tile.num_warps, num_stages=num_stages,
+        WEIGHTS_FIRST=tile.weights_first, PRECISION=dot_precision(inputs.dtype), FORM=form, HAS_UP=has_up,
+        num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip

@@ -119,7 +119,7 @@ def _router_sums(
 
 @triton.jit
 def _choose(
-    logits, bias, correction, block, tokens, num_tokens, num_places, shares, chosen, places, counts,
+    logits, bias, correction, expert_scales, block, tokens, num_tokens, num_places, shares, chosen, places, counts,
     experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr, ROUTING: tl.constexpr, BY_LOGITS: tl.constexpr,
     TOKENS: tl.constexpr, PADDED: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
@@ -139,8 +139,9 @@ def _choose(
     if ROUTING.num_groups > 1:
         wanted = tl.where(in_best_groups(wanted, ids[None, :], experts, ROUTING) > 0, wanted, float("-inf"))
     found, picked, named = pick(
-        wanted, scores, ids[None, :], num_places, experts, top_k, PLACES, correction is not None, chosen is not None
-    )
+        wanted, scores, ids[None, :], num_places, experts, top_k, PLACES, correction is not None,
+        (chosen is not None) or (expert_scales is not None),
+    )  # fmt: skip
     found = tl.where(is_token, found, top_k)
     own_places = places + block * (PADDED * TOKENS) + tl.arange(0, TOKENS)[:, None]
     tl.store(own_places + ids[None, :] * TOKENS, found.to(tl.int8))
@@ -162,6 +163,8 @@ def _choose(
             parts = parts / tl.sum(parts, 1)[:, None]
     if ROUTING.share_scale != 1.0:
         parts *= ROUTING.share_scale
+    if expert_scales is not None:
+        parts *= tl.load(expert_scales + named, mask=mask, other=0.0)
     tl.store(shares + tokens[:, None] * top_k + slots, parts, mask=mask)
     if chosen is not None:
         tl.store(chosen + tokens[:, None] * top_k + slots, named, mask=mask)
@@ -169,10 +172,10 @@ def _choose(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_places"])
 def _choose_kernel(
-    x, router, bias, correction, part_sums, arrivals, shares, chosen, places, counts, num_tokens, num_places,
-    hidden: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr, ROUTING: tl.constexpr,
-    BY_LOGITS: tl.constexpr, TOKENS: tl.constexpr, PADDED: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr,
-    DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    x, router, bias, correction, expert_scales, part_sums, arrivals, shares, chosen, places, counts, num_tokens,
+    num_places, hidden: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr,
+    ROUTING: tl.constexpr, BY_LOGITS: tl.constexpr, TOKENS: tl.constexpr, PADDED: tl.constexpr, PLACES: tl.constexpr,
+    PARTS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a block of tokens, all experts, and a part of the depth. The last of a block's programs to end adds
     the parts, always in the same order, and chooses."""
@@ -194,8 +197,8 @@ def _choose_kernel(
     )  # fmt: skip
     if PARTS == 1:
         _choose(
-            sums, bias, correction, block, tokens, num_tokens, num_places, shares, chosen, places, counts, experts,
-            top_k, NORMALISE, ROUTING, BY_LOGITS, TOKENS, PADDED, PLACES,
+            sums, bias, correction, expert_scales, block, tokens, num_tokens, num_places, shares, chosen, places,
+            counts, experts, top_k, NORMALISE, ROUTING, BY_LOGITS, TOKENS, PADDED, PLACES,
         )  # fmt: skip
     else:
         block_sums = part_sums + block * (PARTS * TOKENS * PADDED) + within[:, None] * PADDED + ids[None, :]
@@ -210,8 +213,8 @@ def _choose_kernel(
             for other in tl.static_range(1, PARTS):
                 logits += tl.load(block_sums + other * (TOKENS * PADDED), cache_modifier=".cg")
             _choose(
-                logits, bias, correction, block, tokens, num_tokens, num_places, shares, chosen, places, counts,
-                experts, top_k, NORMALISE, ROUTING, BY_LOGITS, TOKENS, PADDED, PLACES,
+                logits, bias, correction, expert_scales, block, tokens, num_tokens, num_places, shares, chosen,
+                places, counts, experts, top_k, NORMALISE, ROUTING, BY_LOGITS, TOKENS, PADDED, PLACES,
             )  # fmt: skip
             tl.store(arrivals + block, 0)
 
@@ -295,10 +298,11 @@ def choose_experts(
     depth = min(tile.depth, max(16, next_power_of_2(hidden)))
     num_stages = target_of(x.device).stages(tile.num_stages, (tile.tokens + padded) * depth * x.element_size())
     dependent(_choose_kernel, (tile.parts, blocks), x.device)(
-        x, router, terms.bias, terms.correction, scratch.sums, scratch.arrivals, shares, chosen, scratch.places,
-        scratch.counts, num_tokens, top_k, hidden, experts, top_k, NORMALISE=normalise, ROUTING=terms.routing,
-        BY_LOGITS=terms.by_logits, TOKENS=tile.tokens, PADDED=padded, PLACES=next_power_of_2(top_k), PARTS=tile.parts,
-        DEPTH=depth, PRECISION=dot_precision(x.dtype), num_warps=tile.num_warps, num_stages=num_stages,
+        x, router, terms.bias, terms.correction, terms.scales, scratch.sums, scratch.arrivals, shares, chosen,
+        scratch.places, scratch.counts, num_tokens, top_k, hidden, experts, top_k, NORMALISE=normalise,
+        ROUTING=terms.routing, BY_LOGITS=terms.by_logits, TOKENS=tile.tokens, PADDED=padded,
+        PLACES=next_power_of_2(top_k), PARTS=tile.parts, DEPTH=depth, PRECISION=dot_precision(x.dtype),
+        num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip
 
 

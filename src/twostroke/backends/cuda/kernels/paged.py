@@ -38,6 +38,8 @@ class AttentionShape:
     """Tokens of a sequence that decode attends in one walk over its keys: its last, and drafts behind that."""
     scaled: str = NO_SCALES
     """What a number of the cache is multiplied by."""
+    is_causal: bool = True
+    """Else tokens of a chunk see each other both ways; it is then all of its text."""
 
     @property
     def group(self) -> int:
@@ -151,6 +153,7 @@ class Scoring:
     window: int | None = None  # a query reads this many keys, its own included; None: all before it
     softcap: float | None = None
     first: int = 0  # decodes with a window read no key before this position, but for their own
+    is_causal: bool = True  # else every key of a query's chunk, or those less than a window away on either side
     sinks: torch.Tensor | None = field(default=None, compare=False)
     """float32 [heads]: a score of each head that is weighed with those of the keys, and has no value; None: none."""
 

@@ -26,7 +26,7 @@ from twostroke.backends.cuda.kernels.prefill_tiles import (
     PrefillWork,
     Tiling,
 )
-from twostroke.backends.cuda.kernels.target import Target
+from twostroke.backends.cuda.kernels.target import Target, target_of
 
 NAME = "plain Triton"
 LOWEST = tl.constexpr(-1.0e30)
@@ -47,16 +47,17 @@ def tiling(shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
     return Tiling(LOW_TILE if is_low else HIGH_TILE, shape.group, shape.kv_heads, 2 * num_sms)
 
 
-def prefill_config(tile_rows: int, head_dim: int) -> WalkConfig:
-    """`bench/cuda/attention.py` measures the alternatives."""
-    return WalkConfig(**settings_for("plain prefill", head_dim=head_dim, tile_rows=tile_rows))
+def prefill_config(tile_rows: int, head_dim: int, shared_bytes: int | None = None) -> WalkConfig:
+    """`bench/cuda/attention.py` measures the alternatives. `shared_bytes`: that a program may have; None: many."""
+    room = {} if shared_bytes is None else {"shared_bytes": shared_bytes}
+    return WalkConfig(**settings_for("plain prefill", head_dim=head_dim, tile_rows=tile_rows, **room))
 
 
 @triton.jit
 def _walk(
     peak, total, value_sum, query, position, k_head, v_head, k_scales, v_scales, kv_head, table_row, begin, end, oldest,
     last, factor, cap_factor, window, SHAPE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    MASKED: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key blocks `begin..end`; only masked blocks look at positions."""
     key = tl.arange(0, BLOCK)
@@ -79,9 +80,11 @@ def _walk(
             scores *= load_scales(k_scales, kv_head, page, slot, SHAPE)[None, :]
         scores = capped(scores, cap_factor) * factor
         if MASKED:
-            seen = at[None, :] <= position[:, None]
+            seen = at[None, :] <= (position[:, None] if CAUSAL else last)
             if window is not None:
                 seen = seen & (at[None, :] > position[:, None] - window)
+                if not CAUSAL:
+                    seen = seen & (at[None, :] < position[:, None] + window)
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
@@ -99,6 +102,7 @@ def _walk(
 def _prefill_kernel(
     queries, k_cache, v_cache, k_scales, v_scales, table, items, out, partials, log_sums, sinks, factor, cap_factor,
     window, query_stride, table_stride, SHAPE: tl.constexpr, CONFIG: tl.constexpr, TILE: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """`window`, `cap_factor` and scales None: there are none."""
     kv_head = tl.program_id(0)
@@ -121,13 +125,19 @@ def _prefill_kernel(
     # The tile's queries stand at positions base..last. Blocks of keys from clear to full hold only keys that all of
     # them read; those before and after are cut by the window and by the diagonal.
     last = base + tokens - 1
-    high = last // CONFIG.block + 1
     full = (base + 1) // CONFIG.block
+    if not CAUSAL:  # of all keys of the segment, which end behind the tile
+        end_of_all = tl.load(own + 4)
+        last, full = end_of_all - 1, end_of_all // CONFIG.block
+        if window is not None:
+            last = tl.minimum(last, base + tokens + window - 2)
+            full = tl.minimum(full, (base + window) // CONFIG.block)
+    high = last // CONFIG.block + 1
     oldest, low, clear = 0, 0, 0
     if window is not None:
         oldest = tl.maximum(base - window + 1, 0)
         low = oldest // CONFIG.block
-        clear = tl.cdiv(tl.maximum(last - window + 1, 0), CONFIG.block)
+        clear = tl.cdiv(tl.maximum(base + tokens - window, 0), CONFIG.block)
     begin = low + (high - low) * part // parts
     end = low + (high - low) * (part + 1) // parts
     clear = tl.minimum(tl.maximum(clear, begin), end)
@@ -142,15 +152,15 @@ def _prefill_kernel(
     if window is not None:
         peak, total, value_sum = _walk(
             peak, total, value_sum, query, position, k_head, v_head, k_scales, v_scales, kv_head, table_row,
-            begin, clear, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, 1, True,
+            begin, clear, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, 1, True, CAUSAL,
         )  # fmt: skip
     peak, total, value_sum = _walk(
         peak, total, value_sum, query, position, k_head, v_head, k_scales, v_scales, kv_head, table_row,
-        clear, full, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, CONFIG.stages, False,
+        clear, full, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, CONFIG.stages, False, CAUSAL,
     )  # fmt: skip
     peak, total, value_sum = _walk(
         peak, total, value_sum, query, position, k_head, v_head, k_scales, v_scales, kv_head, table_row,
-        full, end, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, 1, True,
+        full, end, oldest, last, factor, cap_factor, window, SHAPE, CONFIG.block, 1, True, CAUSAL,
     )  # fmt: skip
     mean = value_sum / tl.where(total == 0.0, 1.0, total)[:, None]
     if parts == 1:
@@ -220,10 +230,11 @@ def attend(
     """See `PrefillKernel`."""
     shape = kv.shape_for(queries)
     scratch.check(work, shape)
-    config = config or prefill_config(work.tile_rows, shape.head_dim)
+    config = config or prefill_config(work.tile_rows, shape.head_dim, target_of(queries.device).shared_bytes)
     launcher(_prefill_kernel, (shape.kv_heads, len(work.items)))(
         queries, kv.keys, kv.values, kv.key_scales, kv.value_scales, kv.table, work.items, out, scratch.partials,
         scratch.log_sums, scoring.sinks, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0),
-        kv.table.stride(0), SHAPE=shape, CONFIG=config, TILE=work.tile_rows, num_warps=config.warps,
+        kv.table.stride(0), SHAPE=shape, CONFIG=config, TILE=work.tile_rows, CAUSAL=scoring.is_causal,
+        num_warps=config.warps,
     )  # fmt: skip
     join_tiles(work, scratch, out, shape, scoring.sinks)

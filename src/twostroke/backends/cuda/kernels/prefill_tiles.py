@@ -138,7 +138,15 @@ class PrefillWork:
     has_prefix: bool = True  # whether any segment may have a context before it
     states: StateWork | None = None  # of models with layers that keep states
     beside: PrefillWork | None = None
-    """The same chunks in the tiles of another attention: of a model that reads along."""
+    """The same chunks in the tiles of another attention: of layers with other heads, or of a model that reads along."""
+
+    def at(self, number: int) -> PrefillWork:
+        """Of the attention of this number."""
+        work = self
+        for _ in range(number):
+            assert work.beside is not None
+            work = work.beside
+        return work
 
     @classmethod
     def of(cls, tiles: PrefillTiles, device: torch.device | str) -> PrefillWork:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Protocol
 
-Role = Literal["plain", "gated", "join", "sandwich", "head"]
-"""Who reads the result: attention; the MLP's second product, behind a gate; the residual stream, which adds up parts;
-the same behind a norm of its own; sampling, in float32."""
+Role = Literal["plain", "gated", "activated", "join", "sandwich", "head"]
+"""Who reads the result: attention; the MLP's second product, behind a gate or an activation alone; the residual stream,
+which adds up parts; the same behind a norm of its own; sampling, in float32."""
 Settings = dict[str, Any]
 """What a table says of a tile."""
 DEPTH: Final = 64

@@ -3,6 +3,7 @@ embedding, and the write of keys and values to the paged cache. One pass, mathem
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -25,6 +26,22 @@ LEAST_SCALE = tl.constexpr(2.0**-100)
 SCALE_BYTES = tl.constexpr(paged.SCALE_BYTES)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadRules:
+    """What is done to the heads of a token, beside turning them. A constant of kernels."""
+
+    norms_turned: bool = False
+    """Their norm is behind the turn."""
+    norms_values: bool = False
+    """Values are normed too, without a weight."""
+    made: int = 3
+    """Of queries, keys and values, how many the product made. Without values these are the keys as it made them;
+    without both, others have stored them."""
+
+
+PLAIN_HEADS: Final = HeadRules()
+
+
 def rope_and_store(
     qkv: torch.Tensor,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; queries are turned in place
     cos_sin: torch.Tensor,  # float32 [max_context, rope_dim]: cosines of the pairs, then sines
@@ -36,16 +53,19 @@ def rope_and_store(
     *,
     eps: float = 0.0,
     growth: torch.Tensor | None = None,  # float32 [max_context]
+    rules: HeadRules = PLAIN_HEADS,
     heads_per_program: int | None = None,
 ) -> None:
     """Turn queries in place; turn keys and write them and the values to page table[row, position // page], slot
     position % page, rounded to a byte each where the cache has such. Dimension i is paired with i + rope_dim / 2;
     those from rope_dim on are not turned. `growth`: what the queries of each position are multiplied by."""
-    assert (q_norm is None) == (k_norm is None)
+    assert rules.made == 1 or (q_norm is None) == (k_norm is None)
     assert kv.keys.stride() == kv.values.stride()
     num_tokens, rope_dim = len(positions), cos_sin.shape[1]
     _, num_kv_heads, page, head_dim = kv.keys.shape
-    all_heads = qkv.shape[1] // head_dim
+    num_heads = qkv.shape[1] // head_dim - (rules.made - 1) * num_kv_heads
+    num_kv_heads = num_kv_heads if rules.made > 1 else 0
+    all_heads = num_heads + 2 * num_kv_heads
     if num_tokens == 0:
         return
     if heads_per_program is None:
@@ -56,8 +76,8 @@ def rope_and_store(
     rest = head_dim - rope_dim
     dependent(_rope_and_store, (num_tokens * groups,), qkv.device)(
         qkv, cos_sin, growth, positions, rows, kv.table, kv.keys, kv.values, kv.key_scales, kv.value_scales, q_norm,
-        k_norm, eps, qkv.stride(0), kv.table.stride(0), kv.keys.stride(0), HEADS=all_heads - 2 * num_kv_heads,
-        KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HEAD_STRIDE=kv.keys.stride(1),
+        k_norm, eps, qkv.stride(0), kv.table.stride(0), kv.keys.stride(0), HEADS=num_heads, KV_HEADS=num_kv_heads,
+        RULES=rules, HEAD_DIM=head_dim, HEAD_STRIDE=kv.keys.stride(1),
         LARGEST=LARGEST.get(kv.keys.dtype, 1.0), TOKEN_SCALES=kv.scaled == TOKEN_SCALES, HALF=rope_dim // 2,
         HALF_BLOCK=next_power_of_2(rope_dim // 2), REST_BLOCK=next_power_of_2(rest) if rest else 0,
         BLOCK_SIZE=page, PROGRAM_HEADS=heads_per_program, GROUPS=groups,
@@ -107,10 +127,31 @@ def _scale_of(
 
 
 @triton.jit
+def _normed(
+    first, second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr, REST_BLOCK: tl.constexpr, RULES: tl.constexpr,
+):  # fmt: skip
+    """Each head by itself  # [heads, columns] of each part"""
+    squares = tl.sum(first * first + second * second, 1)
+    if REST_BLOCK:
+        squares += tl.sum(rest * rest, 1)
+    scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+    if not RULES.norms_values:
+        scale = tl.where(is_value, 1.0, scale)
+    first *= scale * _norm_weight(q_norm, k_norm, column, column < HALF, is_query, is_value)
+    second *= scale * _norm_weight(q_norm, k_norm, HALF + column, column < HALF, is_query, is_value)
+    if REST_BLOCK:
+        rest *= scale * _norm_weight(q_norm, k_norm, rest_column, rest_column < HEAD_DIM, is_query, is_value)
+    return first, second, rest
+
+
+@triton.jit
 def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
     """The factor of each head's columns: [heads, columns]."""
     q_weight = tl.load(q_norm + column, mask=mask, other=0.0).to(tl.float32)
-    k_weight = tl.load(k_norm + column, mask=mask, other=0.0).to(tl.float32)
+    k_weight = q_weight
+    if k_norm is not None:
+        k_weight = tl.load(k_norm + column, mask=mask, other=0.0).to(tl.float32)
     return tl.where(is_value, 1.0, tl.where(is_query, q_weight, k_weight))
 
 
@@ -120,7 +161,7 @@ def _rope_and_store(
     table_stride, cache_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr, TOKEN_SCALES: tl.constexpr, HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, PROGRAM_HEADS: tl.constexpr,
-    GROUPS: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, RULES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """HALF: pairs that are turned; REST_BLOCK: 0 where all dimensions are; LARGEST: number of the cache, where it is
     of one byte."""
@@ -148,31 +189,33 @@ def _rope_and_store(
     if PDL:
         gdc_wait()
     qkv_row = qkv + token.to(tl.int64) * qkv_stride
-    first = tl.load(qkv_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(qkv_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
-
+    source = qkv_row + head * HEAD_DIM
+    if RULES.made == 2:
+        source = qkv_row + tl.where(is_value, head - KV_HEADS, head) * HEAD_DIM
+    first = tl.load(source + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF + column, mask=mask, other=0.0).to(tl.float32)
+    rest_column, rest = column, first  # which nothing reads where all dimensions are turned
     if REST_BLOCK:
         rest_column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         rest_mask = in_head & (rest_column < HEAD_DIM)
-        rest = tl.load(qkv_row + head * HEAD_DIM + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
-    if q_norm is not None:
-        squares = tl.sum(first * first + second * second, 1)
-        if REST_BLOCK:
-            squares += tl.sum(rest * rest, 1)
-        scale = tl.where(is_value, 1.0, tl.rsqrt(squares / HEAD_DIM + eps)[:, None])
-        first *= scale * _norm_weight(q_norm, k_norm, column, column < HALF, is_query, is_value)
-        second *= scale * _norm_weight(q_norm, k_norm, HALF + column, column < HALF, is_query, is_value)
-        if REST_BLOCK:
-            in_rest = rest_column < HEAD_DIM
-            rest *= scale * _norm_weight(q_norm, k_norm, rest_column, in_rest, is_query, is_value)
-
-    if growth is not None:
-        first *= grown
-        second *= grown
-        if REST_BLOCK:
-            rest *= grown
+        rest = tl.load(source + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
+    if q_norm is not None and not RULES.norms_turned:
+        first, second, rest = _normed(
+            first, second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, HALF, HEAD_DIM,
+            REST_BLOCK, RULES,
+        )  # fmt: skip
     turned_first = tl.where(is_value, first, first * cos - second * sin)
     turned_second = tl.where(is_value, second, second * cos + first * sin)
+    if q_norm is not None and RULES.norms_turned:
+        turned_first, turned_second, rest = _normed(
+            turned_first, turned_second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, HALF,
+            HEAD_DIM, REST_BLOCK, RULES,
+        )  # fmt: skip
+    if growth is not None:
+        turned_first *= grown
+        turned_second *= grown
+        if REST_BLOCK:
+            rest *= grown
     scale = None
     if k_scales is not None:
         largest = tl.max(tl.maximum(tl.abs(turned_first), tl.abs(turned_second)), 1)
