@@ -1,13 +1,16 @@
-"""An EAGLE-3 head on a card, with random weights of its own and of a config.json: what a draft takes alone, what a step
-on nobody's rows takes with four of them, and workloads without drafts ("off"), with four a step ("four"), and with as
-many as the engine finds to pay ("policy"). How many hold is forced: 3.08 tokens a step of four drafts.
+"""Who drafts, in whole workloads on a card, with random weights of a config.json. An EAGLE-3 head with random weights
+of its own: what a draft takes alone, what a step on nobody's rows takes with four of them, and workloads without drafts
+("off"), with four a step ("four"), and with as many as the engine finds to pay ("policy"). How many hold is forced:
+3.08 tokens a step of four drafts. Or lookup (`--speculate auto`), whose drafts the model itself judges: "off" and
+"policy" in turns.
 
-    PYTHONPATH=src:. python -m bench.cuda.eagle3 FOLDER [--workloads single,few,answers] [--draft-vocab 32000]"""
+    PYTHONPATH=src:. python -m bench.cuda.eagle3 FOLDER [--workloads single,few,nano:64] [--speculate auto]"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Sequence
 from functools import partial
 from statistics import mean
@@ -17,14 +20,13 @@ import numpy as np
 
 from bench.cuda.clock import median_us, say
 from bench.peers.gpu.drive import MAX_CONTEXT, MAX_RUNNING, MAX_TOKENS_PER_STEP
-from bench.peers.gpu.workloads import TEMPERATURE, run
+from bench.peers.gpu.workloads import TEMPERATURE, WORKLOADS, Result, run
 from twostroke.backends.cuda import backend as cuda_backend
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.draft_clock import TIMED_STREAMS
 from twostroke.backends.cuda.parts import PLAIN
 from twostroke.config import EngineConfig
 from twostroke.core.sequence import Sequence as Stream
-from twostroke.core.speculation import NO_DRAFTS
 from twostroke.core.step import Drafts, Step, StepResult
 from twostroke.engine.build import Assembly, build
 from twostroke.lab import adapter
@@ -40,7 +42,8 @@ FORCED = [0] * 15 + [1] * 22 + [2] * 23 + [3] * 20 + [4] * 20
 """Drafts that hold, drawn from anew in each step: 2.08 on average."""
 NUM_DRAFTS = 4
 STEP_STREAMS = (1, 2, 4, 8, 16, 32)
-WAYS = ("off", "four", "policy")
+WAYS = {"eagle3": "off,four,policy", "auto": "off,policy,off,policy", "off": "off"}
+"""In turns, by who drafts."""
 SEED = 3
 
 
@@ -72,7 +75,7 @@ class Four(Drafting):
         return Drafts(min(most, NUM_DRAFTS))
 
 
-def built(folder: str, draft_vocab_size: int) -> Assembly:
+def built(folder: str, speculate: str, draft_vocab_size: int) -> Assembly:
     config = EngineConfig(
         backend="cuda",
         load="random",
@@ -80,8 +83,10 @@ def built(folder: str, draft_vocab_size: int) -> Assembly:
         max_context=MAX_CONTEXT,
         max_tokens_per_step=MAX_TOKENS_PER_STEP,
         max_running=MAX_RUNNING,
-        speculate="eagle3:random",
+        speculate="eagle3:random" if speculate == "eagle3" else speculate,
     )
+    if speculate != "eagle3":
+        return build(folder, config, text=False)
     forced = partial(CudaBackend, forced=FORCED)
     head = partial(random_head, draft_vocab_size)
     with patch.object(cuda_backend, "CudaBackend", forced), patch.dict(HEADS, eagle3=head):
@@ -106,8 +111,9 @@ def step_times(backend: CudaBackend) -> None:
         say(f"nobody's step of {streams:2d}: plain {plain_us:7.0f} us, with {NUM_DRAFTS} drafts {drafted}")
 
 
-def play(assembly: Assembly, workload: str, way: str) -> None:
-    """Measured as in `bench.peers.gpu`."""
+def play(assembly: Assembly, backend: CudaBackend, workload: str, way: str) -> None:
+    """Measured as in `bench.peers.gpu`. `workload`: its name, and behind a colon how many requests, if not as many as
+    ever."""
     engine, drafted, came = assembly.engine, list[int](), list[int]()
 
     def watch(_: Step, result: StepResult) -> None:
@@ -116,38 +122,51 @@ def play(assembly: Assembly, workload: str, way: str) -> None:
                 drafted.append(own.num_drafts)
                 came.append(len(result.sampled[seq_id]))
 
-    own_drafting = engine.scheduler._decodes.drafting
+    own_drafting, speculator = engine.scheduler._decodes.drafting, backend._guesser.speculator
     engine.on_step = watch
-    engine.scheduler.draft(Four() if way == "four" else own_drafting)
+    if way == "off":  # as an engine that was started so
+        backend._guesser.speculator = None
+    engine.scheduler.draft({"off": None, "four": Four()}.get(way, own_drafting))
     # The adapter asks for no drafts; None leaves them to the engine.
-    with patch.object(adapter, "NO_DRAFTS", NO_DRAFTS if way == "off" else None):
-        driven = EngineAdapter(engine, temperature=TEMPERATURE)
-        found = run(workload, driven, assembly.checkpoint.spec.vocab_size)
+    with patch.object(adapter, "NO_DRAFTS", None):
+        found = run_some(workload, EngineAdapter(engine, temperature=TEMPERATURE), assembly.checkpoint.spec.vocab_size)
     engine.scheduler.draft(own_drafting)
+    backend._guesser.speculator = speculator
     slots = f"{len(drafted)} slots with drafts"
     if drafted:
         slots += f", {mean(drafted):.2f} each, {mean(came):.2f} tokens came"
     say(f"{workload:8s} {way:6s} {json.dumps(found)} {slots}")
 
 
+def run_some(workload: str, engine: EngineAdapter, vocab_size: int) -> Result:
+    name, _, count = workload.partition(":")
+    with patch.dict(WORKLOADS, {name: partial(WORKLOADS[name], n=int(count))} if count else {}):
+        return run(name, engine, vocab_size)
+
+
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
-    parser.add_argument("--workloads", default="single,few,answers", help="of bench/peers/gpu/workloads.py")
+    parser.add_argument("--workloads", default="single,few,answers", help="of bench.peers.gpu; NAME:N: of N")
+    parser.add_argument("--speculate", choices=WAYS, default="eagle3")
+    parser.add_argument("--ways", help=f"in this order; default: {WAYS}")
     parser.add_argument("--draft-vocab", type=int, default=32000, help="tokens that the head knows")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     options = options_of()
-    assembly = built(options.folder, options.draft_vocab)
-    say(*assembly.notes, sep="\n    ")
+    began_s = time.perf_counter()
+    assembly = built(options.folder, options.speculate, options.draft_vocab)
+    say(f"built in {time.perf_counter() - began_s:.1f} s", *assembly.notes, sep="\n    ")
     backend = assembly.engine.backend
     assert isinstance(backend, CudaBackend)
-    step_times(backend)
-    for workload in options.workloads.split(","):
-        for way in WAYS:
-            play(assembly, workload, way)
+    if backend._drafter is not None:
+        step_times(backend)
+    ways = (options.ways or WAYS[options.speculate]).split(",")
+    for workload in filter(None, options.workloads.split(",")):
+        for way in ways:
+            play(assembly, backend, workload, way)
     speculator = backend._guesser.speculator
     say("done; faults of drafters:", speculator.faults if speculator is not None else [])
     assembly.engine.close()

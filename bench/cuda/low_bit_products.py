@@ -147,7 +147,8 @@ class ProductBench:
 
     def _run(self, choice: KernelChoice, matrix: Matrix, x: torch.Tensor) -> torch.Tensor:
         parts, whole = choice.tile.sums, (len(x), matrix.product.outputs)
-        room, shape = (self._scratch.sums, (parts, *whole)) if parts else (self._outputs, whole)
+        logits_or_rows = self._outputs.view(torch.float32) if matrix.product.role == "head" else self._outputs
+        room, shape = (self._scratch.sums, (parts, *whole)) if parts else (logits_or_rows, whole)
         out = room[: prod(shape)].view(shape)
         gated = self._activation if matrix.product.is_gated else None
         call = Call(x, matrix, out, choice.tile, self._scratch, self._choices.card.num_sms, gated)

@@ -22,7 +22,7 @@ from twostroke.models.heads import Head
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
 from twostroke.models.heads.mtp import MTP, MtpHead
-from twostroke.models.spec import LayerSpec, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec
 from twostroke.text.tokenizer import Tokenizer
 
 _FLOAT32_BYTES = 4
@@ -85,9 +85,11 @@ def plan_head(head: Head, number: int, factory: BackendFactory, formats: Formats
     taps: tuple[int, ...] = ()
     needs: tuple[KVGroupNeed, ...] = ()
     if not isinstance(head, MedusaHeads):
-        own = head.spec.layer.grouped
+        own = head.spec.layer.attention
+        assert isinstance(own, GroupedAttention | LatentAttention)
+        content: KVContent = "latent" if isinstance(own, LatentAttention) else "keys and values"
         layers, taps = (head.spec.layer,), tuple(tap - 1 for tap in head.spec.taps if tap > 0)
-        needs = (KVGroupNeed((0,), None, found.kv_bytes_per_token, "keys and values", own.kv_values, number),)
+        needs = (KVGroupNeed((0,), None, found.kv_bytes_per_token, content, own.kv_values, number),)
     spec = ModelSpec(method, head.spec.draft_vocab_size, head.spec.hidden_size, MAX_CONTEXT, layers, 0.0)
     checkpoint = Checkpoint(path.resolve().name, path, spec, head.tensors)
     companion = Companion(method, checkpoint, found.formats, number, taps, head)
@@ -102,7 +104,9 @@ def _head_needs(head: Head, factory: BackendFactory, formats: Formats) -> HeadNe
         return f"the {factory.name} backend runs no heads yet"
     kv_bytes = 0
     if not isinstance(head, MedusaHeads):
-        kv_bytes = head.spec.layer.grouped.kv_values * _FLOAT32_BYTES + _block_end_bytes(head)
+        attention = head.spec.layer.attention
+        assert isinstance(attention, GroupedAttention | LatentAttention)
+        kv_bytes = attention.kv_values * _FLOAT32_BYTES + _block_end_bytes(head)
     num_values = sum(prod(tensor.shape) for tensor in head.tensors.values())
     return HeadNeeds(FLOAT32, num_values * _FLOAT32_BYTES, kv_bytes)
 

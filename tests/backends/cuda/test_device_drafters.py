@@ -97,8 +97,6 @@ TIGHT = Sizes(step_tokens=16, max_rows=2, max_context=48, num_blocks=4)
 
 def check(made: Made, sizes: Sizes, device: str, prompts: Sequence[Sequence[int]] = PROMPTS, count: int = 12) -> None:
     """Drafts hold or not, prompts come in chunks, prefixes are found again, streams give way."""
-    if device == "cuda":
-        pytest.skip("what is drafted in a graph cannot be looked at")
     requests = [request(f"r{index}", prompt, max_tokens=count) for index, prompt in enumerate(prompts)]
     drafts = drafts_made(made.checkpoint, made.companion, requests, sizes, device)
     assert len(drafts) >= 2 * len(prompts)

@@ -159,17 +159,21 @@ class CudaFactory:
             from twostroke.backends.cuda.medusa import medusa_needs
 
             return medusa_needs(head, formats, self.suits)
-        if isinstance(head, MtpHead):
-            return "it drafts by no MTP blocks yet"
-        spec = ModelSpec("eagle3", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
+        spec = ModelSpec("head", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
         if (reason := unsupported_layers(spec)) is not None:
             return reason
         import torch
 
         from twostroke.backends.cuda.eagle3_weights import head_needs
+        from twostroke.backends.cuda.mtp import mtp_needs
         from twostroke.backends.cuda.products import card_of
+        from twostroke.backends.cuda.tuned_table import Choices
 
-        return head_needs(head, formats, self.suits, card_of(torch.device("cuda"), torch.bfloat16))
+        card = card_of(torch.device("cuda"), torch.bfloat16)
+        copies = Choices.on(card) if formats.arithmetic == "bf16" and card.has_hopper_kernels else None
+        if isinstance(head, MtpHead):
+            return mtp_needs(head, formats, self.suits, copies)
+        return head_needs(head, formats, self.suits, copies)
 
     def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
         from twostroke.backends.cuda.draft_model import companion_bytes

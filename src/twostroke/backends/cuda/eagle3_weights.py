@@ -12,7 +12,7 @@ import torch
 from twostroke.backends.cuda.buffers import tensor_bytes
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.kernels.head_states import KEPT
-from twostroke.backends.cuda.kernels.product import Card, Product
+from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.layer_matrices import ModelMatrix
 from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.backends.cuda.model_matrices import has_copy
@@ -150,9 +150,9 @@ class Eagle3Buffers:
         self.products = ProductScratch(model, num_rows, dtype, device)
 
 
-def head_needs(head: Eagle3Head, formats: Formats, sizes: StepSizes, card: Card) -> HeadNeeds:
-    """In 16 bits, as the model is. `sizes`: of steps, at most."""
-    spec, copies = head.spec, Choices.on(card) if formats.arithmetic == "bf16" and card.has_hopper_kernels else None
+def head_needs(head: Eagle3Head, formats: Formats, sizes: StepSizes, copies: Choices | None) -> HeadNeeds:
+    """In 16 bits, as the model is. `sizes`: of steps, at most; `copies`: by which decode has some, if it has."""
+    spec = head.spec
     buffers = Eagle3Buffers(
         spec,
         num_tokens=sizes.max_tokens_per_step,

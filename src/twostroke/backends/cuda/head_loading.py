@@ -11,6 +11,7 @@ from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.eagle3 import Eagle3Drafter
 from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights
 from twostroke.backends.cuda.medusa import MedusaDrafter
+from twostroke.backends.cuda.mtp import MtpDrafter
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.products import Products
 from twostroke.backends.cuda.tuned_table import Choices
@@ -18,6 +19,7 @@ from twostroke.backends.interface import Companion
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads.mtp import MtpHead
 from twostroke.models.spec import ModelSpec
 
 
@@ -43,6 +45,16 @@ def drafter_of(
         if isinstance(head, MedusaHeads):
             products = Products(target, parts.buffers.products, choices)
             return MedusaDrafter(companion, parts, products, norm_eps=target.norm_eps, max_context=max_context)
+        if isinstance(head, MtpHead):
+            return MtpDrafter(
+                companion,
+                parts,
+                layout,
+                norm_eps=target.norm_eps,
+                max_context=max_context,
+                choices=choices,
+                has_copies=has_copies,
+            )
         return DraftModelDrafter(
             companion,
             parts,

@@ -99,11 +99,17 @@ class LatentKernels:
         return chunk_tiling(self.own.num_heads, num_tokens, self._target, self.num_sms)
 
     def decode(
-        self, absorbed: torch.Tensor, kv: LatentKV, rows: torch.Tensor, positions: torch.Tensor, mixed: torch.Tensor
+        self,
+        absorbed: torch.Tensor,
+        kv: LatentKV,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        mixed: torch.Tensor,
+        first: int,
     ) -> None:
         items = None if len(absorbed) == 1 else self._items
-        scale, shape = self.own.scale, self.shape
-        attend_latent_decode(absorbed, kv, rows, positions, mixed, scale, self._scratch, items, shape=shape)
+        scale, shape, room = self.own.scale, self.shape, self._scratch
+        attend_latent_decode(absorbed, kv, rows, positions, mixed, scale, room, items, shape=shape, first=first)
 
 
 class LatentPath:
@@ -116,9 +122,11 @@ class LatentPath:
         products: Products,
         kv: Sequence[LatentKV],
         turning: Turning,
+        first: int,
     ) -> None:
+        """`first`: decodes read no latent before this position, but for their own."""
         self._kernels, self._buffers, self._products, self._kv, self._turning = kernels, buffers, products, kv, turning
-        self._own = kernels.own
+        self._own, self._first = kernels.own, first
 
     def store(
         self, index: int, layer: MixWeights, qkv: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
@@ -154,7 +162,7 @@ class LatentPath:
         buffers, number = self._buffers, len(queries)
         absorbed, mixed = buffers.absorbed[:number], buffers.mixed[:number]
         self._absorb(layer, queries, absorbed)
-        self._kernels.decode(absorbed, self._kv[index], rows, positions, mixed)
+        self._kernels.decode(absorbed, self._kv[index], rows, positions, mixed, self._first)
         self._expand_values(layer, mixed, out)
 
     def prefill(

@@ -83,7 +83,9 @@ class GroupedPath:
         kernels: tuple[Attention, ...],
         rows: ModelRows,
         max_context: int,
+        first: int,
     ) -> None:
+        """`first`: as `Scoring` has it."""
         self._kernels, self._eps, device = kernels, spec.norm_eps, weights.embedding.device
         attentions = enumerate(layer.attention for layer in spec.layers)
         self._heads = heads = {index: own for index, own in attentions if isinstance(own, GroupedAttention)}
@@ -97,7 +99,7 @@ class GroupedPath:
             return None if mix is None else mix.sinks
 
         self._scorings = {
-            index: Scoring(own.scale, own.window, own.softcap, is_causal=own.is_causal, sinks=sinks_of(index))
+            index: Scoring(own.scale, own.window, own.softcap, first, own.is_causal, sinks_of(index))
             for index, own in heads.items()
         }
         ropes, growths = ({own.rope for own in heads.values()}, {own.growth for own in heads.values()})
@@ -168,17 +170,20 @@ def mixers_of(
     rows: ModelRows,
     max_context: int,
     products: Products,
+    first: int = 0,
 ) -> GroupedPath | LatentPath:
+    """`first`: decodes read nothing before this position, but for their own; with keys and values, only if they have
+    windows."""
     grouped = tuple(one for one in kernels if isinstance(one, Attention))
     if grouped:
-        return GroupedPath(spec, weights, kv, grouped, rows, max_context)
+        return GroupedPath(spec, weights, kv, grouped, rows, max_context, first)
     (latent,) = (one for one in kernels if isinstance(one, LatentKernels))
     own, device = attention_of(spec), weights.embedding.device
     assert isinstance(own, LatentAttention) and buffers.latent is not None
     growth = growth_of(own.growth, max_context, device)
     turning = Turning(rotation(own.rope, max_context, device), own.rope.pairs_neighbours, growth)
     latents = [LatentKV(part, rows.tables[group]) for (part,), group in zip(kv.parts, kv.group_of, strict=True)]
-    return LatentPath(latent, buffers.latent, products, latents, turning)
+    return LatentPath(latent, buffers.latent, products, latents, turning, first)
 
 
 def growth_of(growth: QueryGrowth | None, max_context: int, device: torch.device) -> torch.Tensor | None:

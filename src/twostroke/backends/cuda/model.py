@@ -76,12 +76,14 @@ class Decoder:
         rows: ModelRows,
         max_context: int,
         choices: Choices,
+        first: int = 0,
     ) -> None:
+        """`first`: see `mixers_of`."""
         self._spec, self.weights = spec, weights
         self._kernels = tuple(zip(kernels, windows_of(spec), strict=True))
         self._buffers, self._rows = buffers, rows
         self._products = Products(spec, buffers.products, choices)
-        self._mixers = mixers_of(spec, weights, kv, kernels, buffers, rows, max_context, self._products)
+        self._mixers = mixers_of(spec, weights, kv, kernels, buffers, rows, max_context, self._products, first)
         self._inputs = None
         if weights.inputs is not None and buffers.inputs is not None:
             self._inputs = InputPath(spec, weights.inputs, buffers.inputs, self._products)
@@ -185,6 +187,19 @@ class Decoder:
             self._gather_places(weights.places, tokens, stream.residual)
         if self._inputs is not None:
             self._inputs.begin(stream.residual, ids)
+        return self.go_through(tokens, decodes, prefill, layers=layers, wanted=wanted)
+
+    def go_through(
+        self,
+        tokens: TokenArrays,
+        decodes: Decodes,
+        prefill: PrefillWork | None,
+        *,
+        layers: Sequence[int] | None = None,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The same of tokens that have entered the residual stream, and whose positions are known."""
+        stream = self._stream(len(tokens))
         places, states = tokens.positions[: decodes.slots], None if prefill is None else prefill.states
         if decodes.slots:
             for kernels, windows in self._kernels:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from twostroke.backends.host.arithmetic import Array, linear, rms_norm, sigmoid, silu
-from twostroke.backends.host.paged_layer import Ints, PagedLayer
+from twostroke.backends.host.paged_layer import Ints, PagedLatents, PagedLayer
 from twostroke.backends.host.routing import route
 from twostroke.models.heads.mtp import MtpHead, MtpSpec
-from twostroke.models.spec import expert_name
+from twostroke.models.spec import LatentAttention, expert_name
 
 SHARED = "shared."
 
@@ -33,14 +33,13 @@ class MtpNetwork:
         self.spec: MtpSpec = head.spec
         self._weights = {name: tensor.to_float32() for name, tensor in head.tensors.items()}
         self._embed, self._output, self._target_norm = embed, output, target_norm
-        self._layer = PagedLayer(
-            head.spec.layer.grouped,
-            self._weights,
-            head.spec.norm_eps,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_context=max_context,
-        )
+        sizes = {"num_blocks": num_blocks, "block_size": block_size, "max_context": max_context}
+        attention = head.spec.layer.attention
+        self._layer: PagedLayer | PagedLatents
+        if isinstance(attention, LatentAttention):
+            self._layer = PagedLatents(attention, self._weights, **sizes)
+        else:
+            self._layer = PagedLayer(head.spec.layer.grouped, self._weights, head.spec.norm_eps, **sizes)
 
     def join(self, taps: Array) -> Array:
         """From what leaves the model's last layer to what the block reads of it  # [n, hidden]"""

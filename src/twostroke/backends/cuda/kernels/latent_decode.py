@@ -97,7 +97,7 @@ def load_queries(rows, held, SHAPE: tl.constexpr, ROTATED: tl.constexpr):
 @triton.jit(do_not_specialize=["table_stride"])
 def _latent_decode_kernel(
     queries, cache, table, rows, positions, items, out, partials, log_sums, arrivals, factor, table_stride,
-    SHAPE: tl.constexpr, ROTATED: tl.constexpr, CONFIG: tl.constexpr, PDL: tl.constexpr,
+    FIRST: tl.constexpr, SHAPE: tl.constexpr, ROTATED: tl.constexpr, CONFIG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`items` None: one token, cut here."""
     head_block = tl.program_id(0)
@@ -109,7 +109,7 @@ def _latent_decode_kernel(
         return
     position = tl.load(positions + token)
     _, blocks = key_blocks(position, position, None, CONFIG.block)
-    begin = blocks * split // splits * CONFIG.block
+    begin = tl.maximum(blocks * split // splits * CONFIG.block, tl.minimum(position, FIRST))
     end = tl.minimum(blocks * (split + 1) // splits * CONFIG.block, position + 1)
     table_row = table + tl.load(rows + token).to(tl.int64) * table_stride
     wait_and_start_next(PDL)
@@ -153,11 +153,12 @@ def attend_latent_decode(
     items: torch.Tensor | None,
     *,
     shape: AttentionShape,
+    first: int = 0,
     config: WalkConfig | None = None,
     plan: SplitPlan | None = None,
 ) -> None:
-    """Token t reads the latents at positions 0 to `positions[t]` of row `rows[t]`. `items`: as `attend_decode` has it,
-    of this plan and configuration."""
+    """Token t reads the latents at positions `first` to `positions[t]` of row `rows[t]`, its own always. `items`: as
+    `attend_decode` has it, of this plan and configuration."""
     num_tokens = len(queries)
     config = config or latent_config(shape, num_tokens, positions.device)
     plan = plan or split_plan(num_tokens, shape.kv_heads, scratch.num_sms)
@@ -168,6 +169,6 @@ def attend_latent_decode(
     assert queries.is_contiguous() and out.is_contiguous() and kv.cache.is_contiguous()
     dependent(_latent_decode_kernel, (shape.kv_heads, plan.max_items), queries.device)(
         queries, kv.cache, kv.table, rows, positions, items, out, scratch.partials, scratch.log_sums, scratch.arrivals,
-        scale * LOG2_E, kv.table.stride(0), SHAPE=shape, ROTATED=queries.shape[2] - shape.head_dim, CONFIG=config,
-        num_warps=config.warps,
+        scale * LOG2_E, kv.table.stride(0), FIRST=first, SHAPE=shape, ROTATED=queries.shape[2] - shape.head_dim,
+        CONFIG=config, num_warps=config.warps,
     )  # fmt: skip
