@@ -21,8 +21,8 @@ from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, FP8, GROUPED_CODES
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import kernels_for
+from twostroke.backends.cuda.layer_matrices import products_of
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
-from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.tuned_table import KernelChoice
 from twostroke.models.loading import read_folder_spec
 

@@ -15,7 +15,7 @@ import torch
 
 from bench.cuda.clock import say
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.model_matrices import products_of
+from twostroke.backends.cuda.layer_matrices import products_of
 from twostroke.backends.cuda.tuned_table import Choices, Forms, Table
 from twostroke.backends.cuda.tuning import Tuner, graph_us
 from twostroke.backends.cuda.tuning_cases import Pool, Trial

@@ -19,7 +19,7 @@ from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.sampling_state import NUM_OUTPUT, PROMPT_LEN
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.model import Decodes, Pass, TokenArrays
+from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.weights import Weights

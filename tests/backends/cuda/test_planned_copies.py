@@ -34,7 +34,7 @@ def prepared_on(name: str, model: str, monkeypatch: pytest.MonkeyPatch, **settin
     monkeypatch.setattr(products.torch.cuda, "get_device_name", lambda of: device.name)
     monkeypatch.setattr(cuda.CudaFactory, "supports", lambda self, checkpoint: None)
     memory = MemorySpace(device.name, device.memory_bytes, free, cuda.KV_SHARE_OF_DEVICE)
-    monkeypatch.setattr(cuda.CudaFactory, "memory", lambda self, checkpoint, here, formats: memory)
+    monkeypatch.setattr(cuda.CudaFactory, "memory", lambda self, checkpoint, here, formats, sizes: memory)
     return prepare(checkpoint, EngineConfig(backend="cuda", **settings))  # type: ignore[arg-type]
 
 

@@ -12,8 +12,8 @@ import torch
 
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
-from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts
+from twostroke.backends.cuda.passes import Decodes, TokenArrays
 from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.core.step import Step

@@ -20,10 +20,11 @@ from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.mixers import kernels_of
-from twostroke.backends.cuda.model import Decoder, Decodes, Pass, TokenArrays
+from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
+from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN, SamplingRows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from twostroke.backends.cuda.model import Pass
+from twostroke.backends.cuda.passes import Pass
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.mixers import Kernels

@@ -31,7 +31,7 @@ from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.matrix import pack
 from twostroke.backends.cuda.mixers import rotation
-from twostroke.backends.cuda.model import Pass
+from twostroke.backends.cuda.passes import Pass
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN

@@ -21,8 +21,8 @@ from twostroke.backends.cuda.kernels.sampling import survey
 from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.model import Pass
 from twostroke.backends.cuda.parts import Parts
+from twostroke.backends.cuda.passes import Pass
 from twostroke.backends.cuda.products import Products
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN
 from twostroke.backends.cuda.weights import WeightLoader

@@ -5,7 +5,6 @@ number back, so that all can be captured in a graph."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -23,46 +22,13 @@ from twostroke.backends.cuda.layer_weights import LayerWeights, MixWeights
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.mixers import Kernels, mixers_of, windows_of
 from twostroke.backends.cuda.moe import ExpertNorms, MoeBlock, MoeWeights, SharedWeights
+from twostroke.backends.cuda.passes import Decodes, Follow, Pass, TokenArrays
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.recurrent import RecurrentPath
 from twostroke.backends.cuda.rows import ModelRows
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import Weights
 from twostroke.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenArrays:
-    """What every layer needs to know of the step's tokens: int32 on the device, [num_tokens] each."""
-
-    token_ids: torch.Tensor
-    rows: torch.Tensor
-    positions: torch.Tensor  # FROM_ROW, as are token ids, where a row alone knows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Decodes:
-    """The tokens of a step, the first, that are attended as decodes."""
-
-    slots: int  # the most there may be: what a graph has room for
-    count: torch.Tensor | None = None  # int32 [1] on the device: how many there are; None: as many as slots
-    width: int = 1  # tokens of a sequence, side by side: its last, and drafts behind it
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
-    """What a pass computes: all tokens, with their positions found."""
-
-    tokens: TokenArrays
-    decodes: Decodes
-    prefill: PrefillWork | None
-
-
-Follow = Callable[[Pass, torch.Tensor], None]
-"""Told of a pass, and of what was tapped of its tokens  # [num_tokens, taps * hidden]"""
 
 
 class Decoder:

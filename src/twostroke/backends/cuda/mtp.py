@@ -37,9 +37,10 @@ from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.layer_matrices import ModelMatrix, layer_matrices
 from twostroke.backends.cuda.layer_weights import layer_weights
 from twostroke.backends.cuda.matrix import Matrix, Plain, pack
-from twostroke.backends.cuda.model import Decoder, Decodes, Pass, TokenArrays
+from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.model_matrices import has_copy
 from twostroke.backends.cuda.parts import Parts
+from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.products import Products
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN
 from twostroke.backends.cuda.tuned_table import Choices

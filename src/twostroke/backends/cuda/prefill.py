@@ -22,8 +22,8 @@ from twostroke.backends.cuda.kernels.state_items import SEGMENT_WORDS, TILE_WORD
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.mixers import Kernels
-from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts
+from twostroke.backends.cuda.passes import Decodes, TokenArrays
 from twostroke.backends.cuda.results import PromptLogprobReader, sampling_ids
 from twostroke.core.step import Step
 

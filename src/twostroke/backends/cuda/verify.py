@@ -18,8 +18,8 @@ from twostroke.backends.cuda.drafting import MAX_DRAFTS, NO_DRAFT, DeviceDrafter
 from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.drafts import Lines, accept_drafts, begin_drafts
-from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts
+from twostroke.backends.cuda.passes import Decodes, TokenArrays
 from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.core.step import Step
