@@ -104,8 +104,8 @@ def step_times(backend: CudaBackend) -> None:
         decodes._send(streams, [])
         plain_us = median_us(partial(graphs.run, ("decode", streams), partial(decodes._run, streams, PLAIN)))
         verifies._send(streams, width, [], ())
-        work = partial(verifies._run, streams, width)
-        wide_us = median_us(partial(graphs.run, ("verify", streams, width), work))
+        work = partial(verifies._run, streams, width, makes=True)
+        wide_us = median_us(partial(graphs.run, ("verify", streams, width, True), work))
         head_us = 1e6 * drafter.seconds(streams, NUM_DRAFTS)
         drafted = f"{wide_us:7.0f} ({wide_us / plain_us:.2f} x), of that the head {head_us:6.0f}"
         say(f"nobody's step of {streams:2d}: plain {plain_us:7.0f} us, with {NUM_DRAFTS} drafts {drafted}")

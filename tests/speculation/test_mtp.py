@@ -64,8 +64,11 @@ class Made:
     def run(self, entered: Sequence[int], states: Sequence[torch.Tensor]) -> torch.Tensor:
         embedded = self.model.get_input_embeddings()(torch.tensor([list(entered)]))
         places = torch.arange(1, 1 + len(entered))[None]
+        decoder = self.model.get_decoder()
         mask = torch.full((len(entered),) * 2, -torch.inf).triu(1)[None, None]
-        rotary = self.model.get_decoder().rotary_emb(embedded, position_ids=places)
+        # Of three positions a token, which are the same for text; some versions expand them themselves.
+        by_kind = places.expand(3, 1, -1) if hasattr(decoder.rotary_emb, "mrope_section") else places
+        rotary = decoder.rotary_emb(embedded, position_ids=by_kind)
         found = self.block(embedded, torch.stack(list(states))[None], rotary, mask, places, None)
         return found[0, -1]
 

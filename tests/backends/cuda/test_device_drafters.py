@@ -70,7 +70,7 @@ def medusa(target: Checkpoint, model: Any, *, token_map: bool = False) -> Made:
     def chain(known: Sequence[int], count: int) -> list[int]:
         with torch.no_grad():
             read = model(input_ids=torch.tensor([known[:-1]]), use_cache=False, output_hidden_states=True)
-            state, found = read.hidden_states[-1][0, -1], []
+            state, found = read.hidden_states[-1][0, -1] * target.spec.final_norm_scale, []
             for number in range(min(count, heads.spec.num_heads)):
                 through = state + silu(weights[f"{number}.blocks.0"] @ state)
                 found.append(int(heads.target_ids[int((weights[f"{number}.output"] @ through).argmax())]))

@@ -3,7 +3,7 @@ stream can take, is what the published order of its arithmetic gives for the who
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from tests.backends.cuda.engines import play, request
 from tests.models.heads.published import PublishedHead
 from tests.models.tiny_checkpoints import make_tiny
 
+from bench.cuda import eagle3 as eagle3_bench
+from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.interface import Companion
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.request import Request
@@ -27,6 +29,9 @@ from twostroke.models.heads.eagle3 import load_eagle3
 from twostroke.models.loading import load_checkpoint
 
 TAPS = (1, 2, 3)
+KINDS = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
+LAYERS: Mapping[str, dict[str, Any]] = {"granite_hybrid": {"layer_types": KINDS}}
+"""What a model of four layers says of them, beside their number."""
 
 
 @dataclass
@@ -42,7 +47,9 @@ class Made:
         """What the head guesses behind these tokens: hidden states by transformers, the whole text at once."""
         with torch.no_grad():
             read = self.model(input_ids=torch.tensor([known[:-1]]), use_cache=False, output_hidden_states=True)
-            joined = self.head.join(torch.cat([read.hidden_states[tap][0] for tap in TAPS], dim=-1))
+            # A stream that is divided by what each block's output is multiplied with elsewhere: Granite's.
+            down = getattr(self.model.config, "residual_multiplier", 1.0)
+            joined = self.head.join(torch.cat([read.hidden_states[tap][0] / down for tap in TAPS], dim=-1))
             embedding = self.model.get_input_embeddings().weight
             states, entered = list(joined), list(known[1:])
             for _ in range(count):
@@ -58,7 +65,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def make(variant: str, folder: Path) -> Made:
-    path, model = make_tiny(variant, folder / "target", num_hidden_layers=4)
+    path, model = make_tiny(variant, folder / "target", num_hidden_layers=4, **LAYERS.get(variant, {}))
     torch.manual_seed(5)
     head = PublishedHead(norm_before_residual=True)
     checkpoint = load_checkpoint(path)
@@ -105,3 +112,17 @@ def test_drafts_that_hold_are_counted_and_answers_stay(device: str) -> None:
         assert 1 <= drafted.num_drafts <= 4
         assert len(came) == 1 + bool(came[0].token_id % 5), "the first draft holds where the head knows the token"
     assert engine.backend.unseen.doubt is None  # type: ignore[attr-defined]
+
+
+def test_the_bench_times_the_steps_that_engines_take(
+    device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is run once here, and said to take a time."""
+    monkeypatch.setattr(eagle3_bench, "STEP_STREAMS", (1, 2))
+    monkeypatch.setattr(eagle3_bench, "median_us", lambda work: work() or 10.0)
+    engine = engine_of(counting_model(), counting_head(), SIZES, device)
+    assert isinstance(engine.backend, CudaBackend)
+    eagle3_bench.step_times(engine.backend)
+    engine.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("nobody's step" in line and "(1.00 x)" in line for line in lines) == 2

@@ -22,7 +22,6 @@ from twostroke.backends.cuda.kernels.moe_grouped import grouped_matmul
 from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.row_forms import MX
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, read_bytes
-from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.core.errors import ModelError
 from twostroke.core.formats import STORED, Formats, FormatWish
@@ -135,8 +134,8 @@ def test_a_model_as_stored_says_what_the_reference_does(as_published: Checkpoint
     sizes, requests = Sizes(step_tokens=12, max_rows=4, max_context=32), mixed_requests((3, 19, 1), (4, 3, 3, 2))
     backend = sizes.on_device(as_published, device, weights=STORED)
     matrices = backend._parts.decoder.weights.layers[1].matrices
-    experts = "mxfp4_units" if card_of(torch.device(device), torch.bfloat16).has_hopper_kernels else "mxfp4"
-    assert [tuple(matrix.forms) for matrix in matrices] == [("plain",), ("plain",), (experts,), (experts,)]
+    in_float32 = [("plain",), ("plain",), ("mxfp4",), ("mxfp4",)]
+    assert [tuple(matrix.forms) for matrix in matrices] == in_float32
     ours = play(sizes.engine(as_published, backend), requests)
     assert ours == play(sizes.engine(as_published, sizes.on_reference(as_published)), requests)
 
