@@ -23,7 +23,9 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.setting import integer, settings_of, switch
 from twostroke.server.settings import Limits, ServerSettings
 
-BUILDERS = ("run", "chat", "serve", "bench", "lab", "calibrate", "simulate")
+BUILDERS = (
+    *("run", "chat", "serve", "bench", "lab", "calibrate", "simulate", "demo", "inspect", "embed", "train-drafter"),
+)
 """Commands that build an engine, or decide what one would be."""
 ENGINE_FLAGS = {choice.flag for choice in choices_of(EngineConfig())}
 

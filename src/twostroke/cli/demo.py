@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from twostroke.cli import options
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BackendError, install_hint
 
 if TYPE_CHECKING:
@@ -20,7 +22,9 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a f
 Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
 
 
-def demo(model: Model = DEFAULT_MODEL, port: Port = 0, open_page: Open = True) -> None:
+def demo(
+    model: Model = DEFAULT_MODEL, port: Port = 0, open_page: Open = True, config: EngineConfig = options.OWN
+) -> None:
     """Watch the two phases happen: start a server on this machine, and open its page.
 
     The page shows every step as it happens: prompts that are read in one go, answers that grow a token at a time,
@@ -34,7 +38,6 @@ def demo(model: Model = DEFAULT_MODEL, port: Port = 0, open_page: Open = True) -
     except ImportError as error:
         message = f"the demo needs the extra [server], and {error.name} is missing; {install_hint('server')}"
         raise BackendError(message) from None
-    from twostroke.cli.options import OWN
     from twostroke.models.resolve import resolve
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -46,7 +49,7 @@ def demo(model: Model = DEFAULT_MODEL, port: Port = 0, open_page: Open = True) -
         if open_page:  # aside: some browsers keep whoever starts them
             threading.Thread(target=_open, args=(f"{address}/", console), daemon=True).start()
 
-    serve(EngineSettings(model, OWN), settings, on_ready)
+    serve(EngineSettings(model, config), settings, on_ready)
 
 
 def _open(url: str, console: Console) -> None:

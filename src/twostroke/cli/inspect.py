@@ -12,17 +12,21 @@ from rich.text import Text
 
 from twostroke.cli import options, units
 from twostroke.cli.inspect_record import record
+from twostroke.config import EngineConfig
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve
 
 
 def inspect(
     model: options.Model,
-    backend: Annotated[str, options.engine_option("backend")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    config: EngineConfig = options.OWN,
 ) -> None:
-    """Show a model's shape, parameters, quantisation, KV bytes a token, and what fits in this machine's memory."""
-    found = record(load_checkpoint(resolve(model), name=model), backend)
+    """Show a model's shape, parameters, quantisation, KV bytes a token, and what fits in this machine's memory.
+
+    With an engine's options it says what such an engine would hold: --quantise q8_0 --kv-type int8, for instance.
+    """
+    found = record(load_checkpoint(resolve(model), name=model), config)
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
         return
@@ -38,10 +42,8 @@ def _shape_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     tied = " (tied embeddings)" if found["tied_embeddings"] else ""
     short = found["short_rope_context"]
     rope = "" if short is None else f"; up to {short:,} with the short rope factors, which is the default"
-    heads = "; ".join(
-        f"{kind['num_heads']} query heads, {kind['num_kv_heads']} KV heads of {kind['head_dim']}"
-        for kind in (found, *found["other_heads"])
-    )
+    mixers = found["mixers"]
+    heads = "; ".join((f"{one['layers']} layers with " if len(mixers) > 1 else "") + _mixer(one) for one in mixers)
     if found["layers_that_share_kv"]:
         windows += f"; {found['layers_that_share_kv']} layers read the KV of others"
     return [
@@ -54,6 +56,23 @@ def _shape_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("vocabulary", f"{found['vocab_size']:,}"),
         ("context", f"{found['max_context']:,} tokens{rope}"),
     ]
+
+
+def _mixer(one: dict[str, Any]) -> str:
+    """One kind of attention, or of what stands in its place."""
+    match one["kind"]:
+        case "grouped":
+            return f"{one['num_heads']} query heads, {one['num_kv_heads']} KV heads of {one['head_dim']}"
+        case "latent":
+            kept = f"one latent of {one['latent']} and a key of {one['rotated']}"
+            return f"{one['num_heads']} heads of {one['head_dim']} over {kept} a token"
+        case "gated delta net":
+            return f"a gated delta net of {one['num_heads']} heads, {one['key_dim']} x {one['value_dim']} each"
+        case "mamba-2":
+            return f"Mamba-2 of {one['num_heads']} heads, {one['head_dim']} x {one['state_size']} each"
+        case "short convolution":
+            return f"a convolution of {one['channels']} channels over {one['taps']} tokens"
+    return "an MLP alone"
 
 
 def _kept(group: dict[str, Any]) -> str:

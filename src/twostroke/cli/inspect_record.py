@@ -11,10 +11,10 @@ from twostroke.core.errors import TwostrokeError
 from twostroke.cost.dimensions import heads_of
 from twostroke.engine.build import choose, prepare
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import GroupedAttention, ModelSpec
+from twostroke.models.spec import Attention, GatedDeltaNet, GroupedAttention, LatentAttention, Mamba2, ModelSpec
 
 
-def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
+def record(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Any]:
     spec = checkpoint.spec
     moe, attention = spec.moe, _attention(spec)
     return {
@@ -35,7 +35,7 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "num_heads": heads_of(spec)[0],
         "num_kv_heads": 1 if attention is None else attention.num_kv_heads,
         "head_dim": heads_of(spec)[1],
-        "other_heads": _other_heads(spec),
+        "mixers": _mixers(spec),
         "layers_that_share_kv": sum(spec.kv_source(index) != index for index in range(spec.num_layers)),
         "vocab_size": spec.vocab_size,
         "max_context": spec.max_context,
@@ -46,17 +46,37 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
             for group in spec.kv_groups()
         ],
         "weights": _weights(checkpoint),
-        "here": _here(checkpoint, backend),
+        "here": _here(checkpoint, config),
     }
 
 
-def _other_heads(spec: ModelSpec) -> list[dict[str, int]]:
-    """Of layers whose heads are not the first one's."""
-    kinds = dict.fromkeys(
-        (own.num_heads, own.num_kv_heads, own.head_dim) for own in (one.grouped for one in spec.layers)
-    )
-    names = ("num_heads", "num_kv_heads", "head_dim")
-    return [dict(zip(names, kind, strict=True)) for kind in list(kinds)[1:]]
+def _mixers(spec: ModelSpec) -> list[dict[str, Any]]:
+    """How tokens meet each other, each kind with the number of its layers, in the order in which they come first."""
+    counted = Counter(tuple(_numbers(layer.attention).items()) for layer in spec.layers)
+    return [{**dict(kind), "layers": count} for kind, count in counted.items()]
+
+
+def _numbers(own: Attention | None) -> dict[str, Any]:
+    if own is None:
+        return {"kind": "none"}
+    if isinstance(own, GroupedAttention):
+        heads = {"num_heads": own.num_heads, "num_kv_heads": own.num_kv_heads, "head_dim": own.head_dim}
+        return {"kind": "grouped", **heads}
+    if isinstance(own, LatentAttention):
+        kept = {"latent": own.rank, "rotated": own.rotated_dim}
+        return {"kind": "latent", "num_heads": own.num_heads, "head_dim": own.key_dim, **kept}
+    if isinstance(own, GatedDeltaNet):
+        return {
+            "kind": "gated delta net",
+            "num_heads": own.num_value_heads,
+            "key_heads": own.num_key_heads,
+            "key_dim": own.key_dim,
+            "value_dim": own.value_dim,
+        }
+    if isinstance(own, Mamba2):
+        heads = {"num_heads": own.num_heads, "head_dim": own.head_dim, "state_size": own.state_size}
+        return {"kind": "mamba-2", **heads}
+    return {"kind": "short convolution", "channels": own.channels, "taps": own.taps}
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -72,10 +92,10 @@ def _weights(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
+def _here(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Any]:
     """On this machine, with the backend that would be taken."""
     found = machine.detect()
-    choice = choose(checkpoint, EngineConfig(backend=backend), found)
+    choice = choose(checkpoint, config, found)
     factory, formats, needs, memory = choice.factory, choice.formats, choice.kv_needs, choice.memory
     context = checkpoint.spec.max_context
     return {
@@ -87,7 +107,7 @@ def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "memory_bytes": memory.total_bytes,
         "held_weight_bytes": sum(factory.held_bytes(checkpoint, name, formats) for name in checkpoint.tensors),
         "free_beside_weights_bytes": memory.free_beside_weights_bytes,
-        "kv_tokens": _kv_tokens(checkpoint, backend),
+        "kv_tokens": _kv_tokens(checkpoint, config),
         "kv_bytes_per_token": sum(need.bytes_per_token for need in needs if need.content != "state"),
         "state_bytes": sum(need.bytes_per_token for need in needs if need.content == "state"),
         "kv_bytes_of_context": sum(_tokens_kept(need, context) * need.bytes_per_token for need in needs),
@@ -107,10 +127,10 @@ def _attention(spec: ModelSpec) -> GroupedAttention | None:
     return next((one for one in attentions if isinstance(one, GroupedAttention)), None)
 
 
-def _kv_tokens(checkpoint: Checkpoint, backend: str) -> int:
+def _kv_tokens(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Tokens of all sequences together that an engine has KV for unless told otherwise; 0: the model does not fit."""
     try:
-        layout = prepare(checkpoint, EngineConfig(backend=backend)).resolved.layout
+        layout = prepare(checkpoint, config).resolved.layout
     except TwostrokeError:
         return 0
     return layout.block_size * max((group.num_blocks for group in layout.groups if not group.is_state), default=0)

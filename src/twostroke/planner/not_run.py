@@ -27,16 +27,10 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     if (lacking := uncomputed(deployment.dimensions.spec, "cuda")) is not None:
         reasons.append(f"on a GPU this engine does not run this model: its cuda backend says that {lacking}")
     kept, kv = deployment.formats.weights, deployment.formats.kv
-    is_16_bits, has_experts = kept in GPU_WEIGHTS, deployment.dimensions.spec.moe is not None
-    if deployment.own_shape is not None:
-        reasons.append("on a GPU this engine holds weights as their file has them, which has not been run on one yet")
-    elif has_experts and not is_16_bits:
-        reasons.append(f"on a GPU this engine brings no experts to fewer than 16 bits: {kept} is planned, not run")
-    elif not is_16_bits and kept not in GPU_FEW_BITS:
+    is_planned_alone = deployment.own_shape is None and kept not in (*GPU_WEIGHTS, *GPU_FEW_BITS)
+    if is_planned_alone:
         reasons.append(f"on a GPU this engine brings weights to fp8 or int4: {kept} is planned, not run")
-    if kv in GPU_KV_OF_ONE_BYTE:
-        reasons.append(f"on a GPU this engine keeps KV in {kv} where it is asked to, which has not been run on one yet")
-    elif kv not in GPU_FLOATS:
+    if kv not in (*GPU_FLOATS, *GPU_KV_OF_ONE_BYTE):
         reasons.append(f"on a GPU this engine keeps KV in 16 or 8 bits: {kv} is planned, not run")
     if deployment.devices_per_copy > 1:
         reasons.append(f"this engine runs a model on one device: {deployment.devices_per_copy} are planned, not run")
