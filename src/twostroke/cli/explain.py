@@ -9,10 +9,14 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from twostroke.cli import server_client
+from twostroke.cli import fleet_client, server_client
 from twostroke.cli.explanation_view import print_explanation
-from twostroke.core.errors import BackendError
+from twostroke.cluster.role import Role
+from twostroke.cluster.status import Told
+from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.explain.timeline import Span
+
+NOT_FOUND = 404
 
 
 def explain(
@@ -28,9 +32,11 @@ def explain(
 ) -> None:
     """Explain one finished request of a running server: slow to start or slow to stream, why, and what would help.
 
-    The server remembers its latest few hundred requests, for the API key that sent them and no other.
+    At a router's address all workers of its fleet are asked, and the one that wrote the answer explains it: its timeline
+    has both machines where two pools are. The server remembers its latest few hundred requests, for the API key that sent them and no other.
     """
-    answer = server_client.get_json(url, f"/v1/twostroke/requests/{quote(request_id, safe='')}", api_key)
+    path = f"/v1/twostroke/requests/{quote(request_id, safe='')}"
+    answer = _chosen(fleet_client.ask(url, path, api_key), request_id, url)
     if as_json:
         print(json.dumps(answer, ensure_ascii=False))
         return
@@ -43,6 +49,18 @@ def explain(
             _print_choice(console, choice)
     except (KeyError, TypeError) as error:
         raise BackendError(f"the server's explanation could not be read: {error!r}") from None
+
+
+def _chosen(answers: list[Told], request_id: str, url: str) -> dict[str, Any]:
+    """Of whoever knows the request: a worker that writes before one that read, the latest of several."""
+    found = [told for told in answers if told.content is not None]
+    if found:
+        best = max(found, key=lambda told: (told.worker.role is not Role.PREFILL, (told.content or {}).get("ended", 0)))
+        return best.content or {}
+    unheard = [f"{told.worker.url} {told.trouble}" for told in answers if told.status != NOT_FOUND]
+    if unheard:
+        raise BackendError(f"no worker at {url} explains {request_id!r:.200}: {'; '.join(unheard)}")
+    raise BadRequestError(f"none of the {len(answers)} workers at {url} remembers a finished request {request_id!r:.200}")
 
 
 def _print_choice(console: Console, choice: dict[str, Any]) -> None:

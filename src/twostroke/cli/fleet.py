@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -14,8 +13,7 @@ import typer
 from rich.console import Console
 
 from twostroke import machine
-from twostroke.cache import cache_folder
-from twostroke.cli import fleet_table, options, server_client
+from twostroke.cli import fleet_client, fleet_table, options, server_client
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BackendError, BadRequestError, TwostrokeError, install_hint
 
@@ -120,7 +118,7 @@ def _up(
 
     check_router(router)
     resolve(model, progress=console.print)  # once, before several workers would
-    folder = fleets_folder() / str(os.getpid())
+    folder = fleet_client.fleets_folder() / str(os.getpid())
     plan = FleetPlan(model, tuple(map(Role, roles)), router, port, folder, tuple(worker_options), drain_s, host)
     running = Fleet(plan, console.print)
 
@@ -142,41 +140,19 @@ def _up(
     console.print("all have ended")
 
 
-def fleets_folder() -> Path:
-    return cache_folder() / "fleets"
-
-
 def _status(url: str | None, api_key: str | None) -> None:
     from twostroke.cluster.endpoints import check_url
-    from twostroke.cluster.keys import read_secret, router_key
-    from twostroke.cluster.router_client import ROUTER_KEY_VARIABLE
     from twostroke.cluster.status import look
 
-    key, folder = os.environ.get(ROUTER_KEY_VARIABLE), None
-    for one, state in running_fleets():
-        if url is None or state["url"] == url.rstrip("/"):
-            url, folder = str(state["url"]), one
-            break
     if url is None:
-        raise BadRequestError("no fleet runs on this machine; give the address of a router: twostroke fleet status URL")
+        running = fleet_client.running_fleets()
+        if not running:
+            message = "no fleet runs on this machine; give the address of a router: twostroke fleet status URL"
+            raise BadRequestError(message)
+        url = str(running[0][1]["url"])
     check_url("the router's address", url)
-    if folder is not None and key is None:
-        key = router_key(read_secret(folder / "key"))
-    found = look(url, key, api_key or os.environ.get(server_client.KEY_VARIABLE))
+    found = look(url, fleet_client.key_of_router(url), server_client.key_of(api_key))
     fleet_table.show_status(Console(highlight=False, markup=False), url, found)
-
-
-def running_fleets() -> list[tuple[Path, dict[str, Any]]]:
-    """On this machine, of this user; the latest first."""
-    found = []
-    for path in fleets_folder().glob("*/fleet.json"):
-        try:
-            state = json.loads(path.read_text())
-            os.kill(int(state["pid"]), 0)
-            found.append((path.stat().st_mtime, path.parent, state))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # one that was killed, or is just being written
-    return [(folder, state) for _, folder, state in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
 def _deploy(path: Path, console: Console) -> None:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from twostroke.cli import server_client, units
+from twostroke.cli import fleet_client, request_table, server_client, top_fleet, units
+from twostroke.cluster.status import Told
 from twostroke.core.errors import BackendError
 from twostroke.core.step_record import StepTotals
-
-SHOWN_REQUESTS = 12
-TIME_CELLS = 7
-SHORT_ID = 17
-"""Characters of an id that are shown: enough for `twostroke explain`."""
 
 
 def top(
@@ -31,24 +25,32 @@ def top(
 ) -> None:
     """Watch a running server: prefill and decode rates, the queue, KV, and the verdict on each finished request.
 
-    Ctrl-C leaves. Requests are those of the API key given; the rest is the whole server's.
+    At a router's address the workers of its fleet are shown, a line each, and the latest requests of all. Ctrl-C leaves.
+    Requests are those of the API key given; the rest is the whole server's.
     """
     before, before_s = _look(url, api_key), time.monotonic()
     console = Console(highlight=False, markup=False)
     if once:
         time.sleep(interval)
-        console.print(view(_look(url, api_key), before, time.monotonic() - before_s))
+        console.print(_view(url, _look(url, api_key), before, time.monotonic() - before_s))
         return
-    with Live(view(before, before, 0.0), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with Live(_view(url, before, before, 0.0), console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
             now, now_s = _look(url, api_key), time.monotonic()
-            live.update(view(now, before, now_s - before_s), refresh=True)
+            live.update(_view(url, now, before, now_s - before_s), refresh=True)
             before, before_s = now, now_s
 
 
-def _look(url: str, api_key: str | None) -> dict[str, Any]:
-    return server_client.get_json(url, "/v1/twostroke/top", api_key)
+def _look(url: str, api_key: str | None) -> list[Told]:
+    return fleet_client.ask(url, "/v1/twostroke/top", api_key)
+
+
+def _view(url: str, now: list[Told], before: list[Told], elapsed_s: float) -> Group:
+    alone = now[0].content
+    if len(now) == len(before) == 1 and alone is not None and now[0].worker.url == server_client.base_of(url):
+        return view(alone, before[0].content or alone, elapsed_s)
+    return top_fleet.view(url, now, before, elapsed_s)
 
 
 def view(now: dict[str, Any], before: dict[str, Any], elapsed_s: float) -> Group:
@@ -56,7 +58,7 @@ def view(now: dict[str, Any], before: dict[str, Any], elapsed_s: float) -> Group
         parts = [Text(f"{now['model']} on {now['backend'] or '?'}: {now['state']}", style="bold")]
         if now["engine"] is not None:
             parts.append(Text("\n".join(_engine_lines(now, before, elapsed_s))))
-        return Group(*parts, Text(), _requests(now["requests"]))
+        return Group(*parts, Text(), request_table.view(now["requests"]))
     except (KeyError, TypeError, IndexError) as error:
         raise BackendError(f"the server's snapshot could not be read: {error!r}") from None
 
@@ -127,42 +129,3 @@ def _drafts(totals: StepTotals) -> str:
     a_step = totals.decode_tokens / totals.decode_slots
     held = totals.drafts_held / totals.drafts_computed
     return f"\ndrafts    {totals.drafts_computed:,} computed, {held:.0%} held, {a_step:.2f} tokens a stream and step"
-
-
-def _requests(requests: list[dict[str, Any]]) -> Group:
-    """A line each, whatever the width; the latest verdict is told whole."""
-    choices = [(request["id"], choice) for request in requests for choice in request["choices"]]
-    if not choices:
-        return Group(Text("no request has finished yet"))
-    causes = Counter(choice["timing"]["cause"] for _, choice in choices)
-    found = ", ".join(f"{cause.replace('_', ' ')} {number}" for cause, number in causes.most_common())
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("request", min_width=SHORT_ID, no_wrap=True)
-    for name in ("TTFT", "TPOT", "total"):
-        table.add_column(name, justify="right", min_width=TIME_CELLS, no_wrap=True)
-    has_promises = any(choice["timing"].get("promised") is not None for _, choice in choices)
-    if has_promises:
-        table.add_column("class", no_wrap=True)
-        table.add_column("promise", no_wrap=True)
-    table.add_column("verdict", no_wrap=True, overflow="ellipsis")
-    for name, choice in choices[:SHOWN_REQUESTS]:
-        timing = choice["timing"]
-        times = (timing["ttft_s"], timing["decode"]["tpot_s"], timing["total_s"])
-        promise = (timing["service_level"] or "-", _kept(timing["kept"])) if has_promises else ()
-        table.add_row(Text(name[:SHORT_ID]), *map(units.seconds, times), *map(Text, promise), Text(timing["verdict"]))
-    latest, verdict = choices[0][0], choices[0][1]["timing"]["verdict"]
-    return Group(
-        Text(f"latest {len(choices)}: {found}"),
-        table,
-        Text(),
-        Text(f"{latest[:SHORT_ID]}: {verdict}."),
-        Text(f"twostroke explain {latest[:SHORT_ID]} has its timeline", style="dim"),
-    )
-
-
-def _kept(kept: dict[str, bool | None] | None) -> str:
-    """`kept`, or which part of it was not."""
-    if kept is None or (kept["ttft"] is None and kept["itl"] is None):
-        return "-"
-    broken = [name for name, phase in (("late", "ttft"), ("gaps", "itl")) if kept[phase] is False]
-    return ", ".join(broken) or "kept"
