@@ -176,7 +176,7 @@ cpus = 0.5
 [pools.decode]
 min = 2
 max = 2
-gpus = 2
+gpus = 1
 options = ["--threads", "1"]
 [scaling]
 hold_s = 30
@@ -187,10 +187,14 @@ def test_a_fleet_s_file() -> None:
     plan = parse_deployment(FILE)
     decode, prefill = plan.pools
     assert (prefill.role, prefill.least, prefill.most, prefill.cpus) == (Role.PREFILL, 1, 3, 0.5)
-    assert (decode.least, decode.most, decode.gpus, decode.options) == (2, 2, 2, ("--threads", "1"))
+    assert (decode.least, decode.most, decode.gpus, decode.options) == (2, 2, 1, ("--threads", "1"))
     assert plan.router_url is None and plan.router_port == 8100 and dict(plan.scaling) == {"hold_s": 30}
     there = parse_deployment('model = "m"\nrouter = "http://10.0.0.1:8000"\n[pools.both]\nmax = 2')
     assert there.router_url == "http://10.0.0.1:8000" and there.pools[0].role is Role.BOTH
+    several = parse_deployment('model = "m"\n[pools.both]\ngpus = 4\nmin = 0')
+    assert (several.pools[0].gpus, several.pools[0].least, several.pools[0].most) == (4, 0, 1)
+    with pytest.raises(BadRequestError, match="may be empty only behind a router that is started here"):
+        parse_deployment('model = "m"\nrouter = "http://10.0.0.1:8000"\n[pools.both]\nmin = 0')
 
 
 @pytest.mark.parametrize(
@@ -200,10 +204,11 @@ def test_a_fleet_s_file() -> None:
         ("[pools.decode]", "[pools.both]", "or [pools.both]; here: prefill, both"),
         ("max = 3", "max = 0", "pools.prefill: max must be an integer from 1"),
         ("min = 2", "min = 3", "max is 2, which is less than min, 3"),
-        ("min = 2", "min = 0", "min must be an integer from 1"),
+        ("min = 2", "min = -1", "min must be an integer from 0"),
+        ("gpus = 1", "gpus = 2", "pools.decode: gpus is 2, and several cards for one copy do not hand KV over yet"),
+        ("[router]\nport = 8100", "[router]\nport = 0", "port must be an integer from 1"),
         ("cpus = 0.5", 'cpus = "many"', "cpus must be a number from 0"),
-        ("gpus = 2", "cards = 2", "has no field 'cards'"),
-        ("port = 8100", "port = 0", "port must be an integer from 1"),
+        ("gpus = 1", "cards = 2", "has no field 'cards'"),
         ('options = ["--threads", "1"]', 'options = "--threads 1"', "options must be a list of texts"),
         ("[router]", "[router", "this is not TOML"),
     ],
@@ -240,6 +245,10 @@ def test_signals_travel_flat() -> None:
     }
 
 
+def ray_context(metrics: Any, replicas: int, queued: float = 0.0) -> SimpleNamespace:
+    return SimpleNamespace(aggregated_metrics=metrics, current_num_replicas=replicas, total_queued_requests=queued)
+
+
 def test_a_pool_grows_with_its_backlog_and_holds_before_it_shrinks() -> None:
     pytest.importorskip("twostroke.cluster.autoscale")
     from twostroke.cluster.pool_policy import PoolPolicy
@@ -253,7 +262,7 @@ def test_a_pool_grows_with_its_backlog_and_holds_before_it_shrinks() -> None:
         own = flat({"waiting": 8 if backlog_s else 0, "prefill_backlog_s": backlog_s, "levels": [level]})
         metrics = {name: {f"r{place}": value for place in range(replicas)} for name, value in own.items()}
         now_s[0] += 2.0
-        found, state = policy(SimpleNamespace(aggregated_metrics=metrics, current_num_replicas=replicas))
+        found, state = policy(ray_context(metrics, replicas))
         assert state["why"]
         return found
 
@@ -262,3 +271,24 @@ def test_a_pool_grows_with_its_backlog_and_holds_before_it_shrinks() -> None:
     assert grown > 1
     assert asked(0.0, grown) == grown, "a moment's rest is no reason to drain"
     assert [asked(0.0, grown) for _ in range(20)][-1] == 1
+
+
+def test_a_pool_that_may_be_empty_is_when_it_had_time_to_start_and_nothing_to_do() -> None:
+    from twostroke.cluster.pool_policy import PoolPolicy
+
+    now_s = [100.0]
+    policy = PoolPolicy("both", 0, 4, {"idle_s": 20.0, "hold_s": 10.0}, clock=lambda: now_s[0])
+    nothing = {name: {"r0": value} for name, value in flat({"waiting": 0, "levels": []}).items()}
+
+    def asked(after_s: float, replicas: int, queued: float = 0.0) -> tuple[int, str]:
+        now_s[0] += after_s
+        found, state = policy(ray_context(nothing if replicas else {}, replicas, queued))
+        return found, state["why"]
+
+    assert asked(0.0, 0)[0] == 1, "the first is starting"
+    assert asked(5.0, 1)[0] == 1
+    assert asked(20.0, 1) == (0, "there was no work for 25 s")
+    assert asked(2.0, 0)[0] == 0
+    assert asked(2.0, 0, queued=0.5) == (1, "1 requests wait, and no replica is there")
+    assert asked(5.0, 1)[0] == 1, "and it is given time to serve them"
+    assert asked(30.0, 1)[0] == 0

@@ -1,5 +1,6 @@
 """`twostroke fleet deploy` on a real Ray of this machine: a pool that grows under a burst and shrinks again without a
-failed request, a child that is killed and replaced, and no process left in the end. Skipped where there is no Ray."""
+failed request, a child that is killed and replaced, pools that are empty until somebody asks, and no process left in
+the end. Skipped where there is no Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -20,7 +24,9 @@ pytest.importorskip("smg")
 from tests.cluster.routing import descendants, is_alive, until
 from twostroke.cluster.fleet import free_port
 from twostroke.cluster.keys import FLEET_KEY_VARIABLE, new_fleet_key, router_key
+from twostroke.cluster.role import Role
 from twostroke.cluster.router_client import RouterClient
+from twostroke.cluster.standing_in import stands_in
 
 pytestmark = [pytest.mark.fleet, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "fleet", "deploy"]
@@ -55,6 +61,42 @@ def ask_on(url: str, number: int) -> list[int]:
     return found
 
 
+@dataclass
+class Deployed:
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    client: RouterClient
+
+    def well(self, role: Role = Role.BOTH) -> list[str]:
+        """Workers of that pool."""
+        found = [one for one in self.client.workers() if one.is_healthy and not one.is_leaving and not stands_in(one)]
+        return [one.url for one in found if one.role is role]
+
+
+@contextmanager
+def deployed(folder: Path, file: str) -> Iterator[Deployed]:
+    port, key, log = free_port(), new_fleet_key(), folder / "log"
+    (folder / "fleet.toml").write_text(file.format(port=port))
+    url = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), FLEET_KEY_VARIABLE: key}
+    with log.open("wb") as output:
+        command = [*COMMAND, str(folder / "fleet.toml")]
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+    started: set[int] = set()
+    try:
+        until(lambda: "ready: the router is at" in log.read_text() or process.poll() is not None, 180, log.read_text)
+        yield Deployed(process, url, log, RouterClient(url, router_key(key)))
+        started = descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(90) == 130
+    finally:
+        started |= descendants(process.pid) if process.poll() is None else set()
+        process.kill()
+        process.wait()
+        until(lambda: not any(map(is_alive, started)), 60)
+
+
 def server_of(pids: set[int], url: str) -> int:
     """The process that listens there, by its arguments."""
     port = url.rpartition(":")[2].encode()
@@ -66,39 +108,55 @@ def server_of(pids: set[int], url: str) -> int:
 
 
 def test_a_pool_follows_its_load(smollm2_path: Path, tmp_path: Path) -> None:
-    port, key, log = free_port(), new_fleet_key(), tmp_path / "log"
-    (tmp_path / "fleet.toml").write_text(FILE.format(port=port))
-    url = f"http://127.0.0.1:{port}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), FLEET_KEY_VARIABLE: key}
-    with log.open("wb") as file:
-        command = [*COMMAND, str(tmp_path / "fleet.toml")]
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-    started: set[int] = set()
-    try:
-        until(lambda: "ready: the router is at" in log.read_text() or process.poll() is not None, 180, log.read_text)
-        client = RouterClient(url, router_key(key))
-
-        def well() -> list[str]:
-            return [worker.url for worker in client.workers() if worker.is_healthy]
-
-        until(lambda: len(well()) == 1, 60, log.read_text)
+    with deployed(tmp_path, FILE) as fleet:
+        until(lambda: len(fleet.well()) == 1, 60, fleet.log.read_text)
         with ThreadPoolExecutor(16) as pool:
-            statuses = [status for found in pool.map(lambda n: ask_on(url, n), range(16)) for status in found]
+            statuses = [status for found in pool.map(lambda n: ask_on(fleet.url, n), range(16)) for status in found]
         assert set(statuses) == {200}, statuses
-        assert "both: 2 running" in log.read_text()
-        until(lambda: log.read_text().rstrip().endswith("both: 1 running"), 120, log.read_text)
-        until(lambda: len(well()) == 1, 60, log.read_text)
-        started = descendants(process.pid)
-        [before] = well()
-        os.kill(server_of(started, before), signal.SIGKILL)
-        until(lambda: well() and before not in well(), 120, log.read_text)
-        assert ask(url, "Still there?") == 200
-        assert before not in [worker.url for worker in client.workers() if not worker.is_leaving]
-        started |= descendants(process.pid)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(90) == 130
-    finally:
-        started |= descendants(process.pid) if process.poll() is None else set()
-        process.kill()
-        process.wait()
-        until(lambda: not any(map(is_alive, started)), 60)
+        assert "both: 2 running" in fleet.log.read_text()
+        until(lambda: fleet.log.read_text().rstrip().endswith("both: 1 running"), 120, fleet.log.read_text)
+        until(lambda: len(fleet.well()) == 1, 60, fleet.log.read_text)
+        [before] = fleet.well()
+        os.kill(server_of(descendants(fleet.process.pid), before), signal.SIGKILL)
+        until(lambda: fleet.well() and before not in fleet.well(), 120, fleet.log.read_text)
+        assert ask(fleet.url, "Still there?") == 200
+        assert before not in [worker.url for worker in fleet.client.workers() if not worker.is_leaving]
+
+
+EMPTY_FILE = """
+model = "smollm2"
+drain_s = 10
+options = ["--backend", "cpu", "--max-context", "1024", "--kv-memory", "100MB", "--threads", "1"]
+[router]
+port = {port}
+{pools}
+[scaling]
+start_s = 5
+settle_s = 5
+hold_s = 10
+idle_s = 15
+"""
+POOL = """[pools.{role}]
+min = 0
+max = 1
+cpus = 0.5
+"""
+
+
+@pytest.mark.parametrize("roles", [(Role.BOTH,), (Role.PREFILL, Role.DECODE)], ids=["plain", "two pools"])
+def test_pools_without_work_are_empty_until_somebody_asks(
+    smollm2_path: Path, tmp_path: Path, roles: tuple[Role, ...]
+) -> None:
+    """Three at once: each is answered, whole, when replicas are there; nobody is told to come again."""
+    pools = "".join(POOL.format(role=role.value) for role in roles)
+    with deployed(tmp_path, EMPTY_FILE.format(port="{port}", pools=pools)) as fleet:
+        said = fleet.log.read_text
+        for _ in range(2):
+            until(lambda: all(len(fleet.well(role)) == 1 for role in roles), 120, said)
+            assert ask(fleet.url, "Somebody is here.") == 200
+            until(lambda: not any(fleet.well(role) for role in roles), 180, said)
+            until(lambda: len(fleet.client.workers()) == len(roles), 60, said)
+            assert all(stands_in(one) for one in fleet.client.workers())
+            with ThreadPoolExecutor(3) as asking:
+                asked = [asking.submit(ask, fleet.url, f"{number}: is anybody there?") for number in range(3)]
+                assert [one.result(180) for one in asked] == [200, 200, 200], said()

@@ -32,8 +32,9 @@ def explain(
 ) -> None:
     """Explain one finished request of a running server: slow to start or slow to stream, why, and what would help.
 
-    At a router's address all workers of its fleet are asked, and the one that wrote the answer explains it: its timeline
-    has both machines where two pools are. The server remembers its latest few hundred requests, for the API key that sent them and no other.
+    At a router's address all workers of its fleet are asked, and the one that wrote the answer explains it: its
+    timeline has both machines where two pools are. A server remembers its latest few hundred requests, for the API key
+    that sent them and no other.
     """
     path = f"/v1/twostroke/requests/{quote(request_id, safe='')}"
     answer = _chosen(fleet_client.ask(url, path, api_key), request_id, url)
@@ -60,7 +61,9 @@ def _chosen(answers: list[Told], request_id: str, url: str) -> dict[str, Any]:
     unheard = [f"{told.worker.url} {told.trouble}" for told in answers if told.status != NOT_FOUND]
     if unheard:
         raise BackendError(f"no worker at {url} explains {request_id!r:.200}: {'; '.join(unheard)}")
-    raise BadRequestError(f"none of the {len(answers)} workers at {url} remembers a finished request {request_id!r:.200}")
+    raise BadRequestError(
+        f"none of the {len(answers)} workers at {url} remembers a finished request {request_id!r:.200}"
+    )
 
 
 def _print_choice(console: Console, choice: dict[str, Any]) -> None:

@@ -24,7 +24,9 @@ def view(url: str, now: list[Told], before: list[Told], elapsed_s: float) -> Gro
         table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
     try:
         for told in now:
-            table.add_row(told.worker.role.value, told.worker.url, *_cells(told, earlier.get(told.worker.url), elapsed_s))
+            table.add_row(
+                told.worker.role.value, told.worker.url, *_cells(told, earlier.get(told.worker.url), elapsed_s)
+            )
         requests = _requests(now)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise BackendError(f"a worker's snapshot could not be read: {error!r}") from None
@@ -63,8 +65,8 @@ def _rates(engine: dict[str, Any], earlier: dict[str, Any], elapsed_s: float) ->
 
 
 def _requests(now: list[Told]) -> list[dict[str, Any]]:
-    """Of all workers, the latest first. Where two pools are, whoever writes an answer has the timeline of both machines:
-    what is known of it where its prompt was read is left out."""
+    """Of all workers, the latest first. Of two pools those that write have the timeline of both machines: what is known
+    where prompts were read is left out."""
     has_writers = any(told.worker.role is not Role.PREFILL and told.content for told in now)
     found = [
         request

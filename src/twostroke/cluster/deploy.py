@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +19,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from twostroke.cluster.deployment_file import DeploymentPlan, PoolPlan, read_deployment
+from twostroke.cluster.door import Door
 from twostroke.cluster.fleet import LOOPBACK, free_port
 from twostroke.cluster.keys import FLEET_KEY_VARIABLE, environment_of, new_fleet_key, router_key
 from twostroke.cluster.pool_policy import PoolPolicy, flat
@@ -69,7 +72,8 @@ class Pool:
 
 
 class RouterReplica:
-    """smg as a child of one replica; a new one has no workers, and each of them adds itself again."""
+    """smg as a child of one replica; a new one has no workers, and each of them adds itself again. Where pools may be
+    empty, it keeps the door."""
 
     def __init__(self, plan: DeploymentPlan, fleet_key: str) -> None:
         check_router("smg")
@@ -85,6 +89,21 @@ class RouterReplica:
             if time.monotonic() >= until_s:
                 raise BackendError(f"smg did not start within {ROUTER_START_S:g} s")
             time.sleep(0.1)
+        self._asked_for: dict[Role, threading.Thread] = {}
+        empty = [pool.role for pool in plan.pools if pool.least == 0]
+        self._door = Door(client, urlsplit(self._url).hostname or host, empty, self._wake) if empty else None
+
+    def _wake(self, role: Role) -> None:
+        """One call that waits for a replica of that pool: Ray counts it, and tells the policy."""
+        if role in self._asked_for and self._asked_for[role].is_alive():
+            return
+
+        def wait() -> None:
+            with suppress(Exception):  # the pool is being taken down; or it is asked for again
+                serve.get_deployment_handle(role.value, APPLICATION).address.remote().result()
+
+        self._asked_for[role] = threading.Thread(target=wait, daemon=True)
+        self._asked_for[role].start()
 
     def address(self) -> str:
         return self._url
@@ -93,6 +112,8 @@ class RouterReplica:
         self._child.check()
 
     def __del__(self) -> None:
+        if getattr(self, "_door", None) is not None:
+            self._door.close()
         if hasattr(self, "_child"):
             self._child.end()
 
@@ -149,9 +170,11 @@ def _deployment(plan: DeploymentPlan, pool: PoolPlan) -> Any:
     kwargs = {"role": pool.role.value, "least": pool.least, "most": pool.most, "scaling": dict(plan.scaling)}
     scaling = AutoscalingConfig(
         min_replicas=pool.least,
+        initial_replicas=max(1, pool.least),  # the first one tells the door what models there are
         max_replicas=pool.most,
         upscale_delay_s=0.0,  # the policy itself waits as long as it is wise
         downscale_delay_s=0.0,
+        downscale_to_zero_delay_s=0.0,
         metrics_interval_s=METRICS_S,
         look_back_period_s=2 * METRICS_S,
         policy=AutoscalingPolicy(policy_function=PoolPolicy, policy_kwargs=kwargs),

@@ -10,10 +10,10 @@ port = 8000
 resource = "router"                     # optional: a resource of Ray's that only one machine has, where it is to run
 
 [pools.prefill]                         # prefill and decode, or one pool: both
-min = 1
+min = 1                                 # 0: none while there is nothing to do; not with a router that is there
 max = 4
 cpus = 2.0                              # what Ray sets aside for a replica
-gpus = 0                                # cards of one replica, all on one machine
+gpus = 0                                # cards of one replica, on one machine; more than one in [pools.both] alone
 resource = "prefill"                    # optional: a resource of Ray's that this pool's machines have
 options = ["--threads", "2"]            # for workers of this pool
 
@@ -90,9 +90,17 @@ def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
         raise BadRequestError(f'{source}: model must be a name or a path, like "smollm2", not {shown(model):.60}')
     url, host, port, resource = _router(given.get("router", {}), source)
     scaling = _table(given.get("scaling", {}), f"{source}: scaling")
+    pools = _pools(_table(given.get("pools", {}), f"{source}: pools"), source)
+    empty = [pool for pool in pools if pool.least == 0]
+    if url is not None and empty:
+        where = f"{source}: pools.{empty[0].role.value}"
+        raise BadRequestError(
+            f"{where}: min is 0, and a pool may be empty only behind a router that is started here: "
+            "give [router] a port, or the pool a replica"
+        )
     return DeploymentPlan(
         model=model,
-        pools=_pools(_table(given.get("pools", {}), f"{source}: pools"), source),
+        pools=pools,
         router_url=url,
         router_host=host,
         router_port=port,
@@ -120,13 +128,21 @@ def _pools(tables: Mapping[str, Any], source: str) -> tuple[PoolPlan, ...]:
     if set(tables) not in ({"both"}, {"prefill", "decode"}):
         named = ", ".join(tables) or "none"
         raise BadRequestError(f"{source}: pools are [pools.prefill] and [pools.decode], or [pools.both]; here: {named}")
-    return tuple(_pool(Role(name), table, f"{source}: pools.{name}") for name, table in sorted(tables.items()))
+    pools = tuple(_pool(Role(name), table, f"{source}: pools.{name}") for name, table in sorted(tables.items()))
+    for pool in pools:
+        if pool.gpus > 1 and pool.role is not Role.BOTH:
+            where = f"{source}: pools.{pool.role.value}"
+            raise BadRequestError(
+                f"{where}: gpus is {pool.gpus}, and several cards for one copy do not hand KV over yet: "
+                "give each replica one card, or use one pool, [pools.both]"
+            )
+    return pools
 
 
 def _pool(role: Role, given: Any, where: str) -> PoolPlan:
     table = _table(given, where)
     _refuse_unknown(table, ("min", "max", "cpus", "gpus", "resource", "options"), where)
-    least = int(_number(table, "min", 1, 1, MOST_REPLICAS, where, whole=True))
+    least = int(_number(table, "min", 1, 0, MOST_REPLICAS, where, whole=True))
     most = int(_number(table, "max", max(1, least), 1, MOST_REPLICAS, where, whole=True))
     if most < least:
         raise BadRequestError(f"{where}: max is {most}, which is less than min, {least}")

@@ -3,6 +3,7 @@ Ray brings numbers by name and replica, so signals travel flat. Made for Ray's A
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,11 +54,11 @@ class PoolPolicy:
         scaling: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        from twostroke.cluster.autoscale import Bounds, Rules, State
+        from twostroke.cluster.autoscale import Bounds, PoolState, Rules, State
 
         self._kind: Any = Role(role).value
         self._bounds, self._rules, self._clock = Bounds(least, most), Rules(**dict(scaling or {})), clock
-        self._state = State()
+        self._state = State({self._kind: PoolState(worked_s=clock())})  # its first replicas are given time to start
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """`context`: Ray's AutoscalingContext."""
@@ -66,7 +67,9 @@ class PoolPolicy:
 
         replicas = by_replica(context.aggregated_metrics or {})
         signals = tuple(msgspec.convert(unflat(numbers), Signals, strict=False) for numbers in replicas.values())
-        pool = PoolSignals(signals, starting=max(0, int(context.current_num_replicas) - len(signals)))
+        starting = max(0, int(context.current_num_replicas) - len(signals))
+        # Nobody calls replicas by way of Ray but whoever holds requests for an empty pool: cluster/door.py.
+        pool = PoolSignals(signals, starting, held=math.ceil(context.total_queued_requests or 0.0))
         targets, self._state = scale(
             self._clock(), {self._kind: pool}, self._state, {self._kind: self._bounds}, self._rules
         )

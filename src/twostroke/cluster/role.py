@@ -21,5 +21,7 @@ class Role(StrEnum):
 
 STAND_IN = "/stand-in"
 """Of a server that writes: where a router asks it to read, when nobody else does. It says that nobody has."""
+DOOR = "/door"
+"""Where requests are taken for pools that are empty: cluster/door.py."""
 KV_CONNECTOR = "NixlConnector"
 """What makes smg hand `kv_transfer_params` from a prefill worker to a decode worker."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.cluster.role import STAND_IN, Role
+from twostroke.cluster.role import DOOR, STAND_IN, Role
 from twostroke.cluster.router_client import CONFLICT, RouterClient, RouterError, Worker
 
 
 def stands_in(worker: Worker) -> bool:
-    return worker.url.rstrip("/").endswith(STAND_IN)
+    """Nobody who computes has this address: it is there for a pool that is empty."""
+    return worker.url.rstrip("/").endswith(STAND_IN) or f"{DOOR}/" in worker.url
 
 
 class StandIn:

@@ -1,4 +1,4 @@
-"""Who is in a fleet and what each one does: its router's list of workers, and what each worker says when it is asked."""
+"""Who is in a fleet and what each does: its router's list of workers, and what each worker says when it is asked."""
 
 from __future__ import annotations
 
