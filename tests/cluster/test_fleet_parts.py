@@ -245,8 +245,13 @@ def test_signals_travel_flat() -> None:
     }
 
 
-def ray_context(metrics: Any, replicas: int, queued: float = 0.0) -> SimpleNamespace:
-    return SimpleNamespace(aggregated_metrics=metrics, current_num_replicas=replicas, total_queued_requests=queued)
+def ray_context(metrics: Any, replicas: int, queued: float = 0.0, target: int | None = None) -> SimpleNamespace:
+    return SimpleNamespace(
+        aggregated_metrics=metrics,
+        current_num_replicas=replicas,
+        target_num_replicas=replicas if target is None else target,
+        total_queued_requests=queued,
+    )
 
 
 def test_a_pool_grows_with_its_backlog_and_holds_before_it_shrinks() -> None:
@@ -280,12 +285,13 @@ def test_a_pool_that_may_be_empty_is_when_it_had_time_to_start_and_nothing_to_do
     policy = PoolPolicy("both", 0, 4, {"idle_s": 20.0, "hold_s": 10.0}, clock=lambda: now_s[0])
     nothing = {name: {"r0": value} for name, value in flat({"waiting": 0, "levels": []}).items()}
 
-    def asked(after_s: float, replicas: int, queued: float = 0.0) -> tuple[int, str]:
+    def asked(after_s: float, replicas: int, queued: float = 0.0, target: int | None = None) -> tuple[int, str]:
         now_s[0] += after_s
-        found, state = policy(ray_context(nothing if replicas else {}, replicas, queued))
+        found, state = policy(ray_context(nothing if replicas else {}, replicas, queued, target))
         return found, state["why"]
 
-    assert asked(0.0, 0)[0] == 1, "the first is starting"
+    for _ in range(10):
+        assert asked(5.0, 0, target=1)[0] == 1, "the first is starting, and takes its time"
     assert asked(5.0, 1)[0] == 1
     assert asked(20.0, 1) == (0, "there was no work for 25 s")
     assert asked(2.0, 0)[0] == 0

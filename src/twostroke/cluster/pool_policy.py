@@ -68,8 +68,10 @@ class PoolPolicy:
         replicas = by_replica(context.aggregated_metrics or {})
         signals = tuple(msgspec.convert(unflat(numbers), Signals, strict=False) for numbers in replicas.values())
         starting = max(0, int(context.current_num_replicas) - len(signals))
-        # Nobody calls replicas by way of Ray but whoever holds requests for an empty pool: cluster/door.py.
-        pool = PoolSignals(signals, starting, held=math.ceil(context.total_queued_requests or 0.0))
+        # Nobody calls replicas by way of Ray but whoever holds requests for an empty pool: cluster/door.py. A first
+        # replica that is not there yet is waited for, too, however long it takes.
+        is_awaited = not signals and int(context.target_num_replicas) > 0
+        pool = PoolSignals(signals, starting, held=math.ceil(context.total_queued_requests or 0.0) or int(is_awaited))
         targets, self._state = scale(
             self._clock(), {self._kind: pool}, self._state, {self._kind: self._bounds}, self._rules
         )
