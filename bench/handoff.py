@@ -1,6 +1,8 @@
 """What a handoff costs: a prompt read by one server and answered by another, beside one server that does both.
 
     python -m bench.handoff [--tokens 1000] [--rounds 15] [--transfer nixl|sockets|both]
+    python -m bench.handoff --tokens 8000 --transfer sockets --host-gb 4 \\
+        --serve 'FOLDER --backend cuda --max-context 8200 --kv-memory 4GB'
 
 Each round asks a fresh prompt of all of them, in turns; nothing else is asked meanwhile. `handoff`: from the request
 for the bytes to the last of them. `overhead`: both legs' time to first token less that of one server alone, round by
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shlex
 import statistics
 import tempfile
 import time
@@ -23,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.fleets import read, servers, write
+from tests.cluster.fleets import FLEET_OPTIONS, OPTIONS, read, servers, write
 from tests.cluster.routing import descendants
 from tests.server.running import RunningServer
 
@@ -69,17 +72,25 @@ def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began_s, answer
 
 
-def measured(transfer: str, num_tokens: int, rounds: int) -> None:
+def measured(
+    transfer: str, num_tokens: int, rounds: int, num_warm: int, serve: tuple[str, ...], host_gb: float
+) -> None:
     drawn, path = random.Random(3), "/v1/completions"
+    of_fleet = (*FLEET_OPTIONS, "--kv-host-gb", f"{host_gb:g}")
     found: list[Round] = []
     num_kept = (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
     with (
         tempfile.TemporaryDirectory() as folder,
-        servers(Path(folder), "prefill", "decode", "alone", transfer=transfer) as (reader, writer, alone),
+        servers(Path(folder), "prefill", "decode", "alone", transfer=transfer, of_all=serve, of_fleet=of_fleet) as (
+            reader,
+            writer,
+            alone,
+        ),
     ):
-        for number in range(NUM_WARM + rounds):
+        model = alone.get("/v1/models").json()["data"][0]["id"]
+        for number in range(num_warm + rounds):
             prompt = prompt_of(drawn, num_tokens)
-            body = {"model": "smollm2", "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+            body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
             other = {**body, "prompt": prompt[:num_kept] + prompt_of(drawn, num_tokens - num_kept)}
 
             worked = [worked_s(server) for server in (reader, writer, alone)]
@@ -100,7 +111,7 @@ def measured(transfer: str, num_tokens: int, rounds: int) -> None:
             last_s, _ = timed(lambda: alone.post(path, other))  # noqa: B023
             if handoff["why_not"] is not None:
                 raise SystemExit(f"it was not handed over: {handoff['why_not']}")
-            if number >= NUM_WARM:
+            if number >= num_warm:
                 found.append(Round(handoff["seconds"], reads_s, writes_s, alone_s, last_s, more[0] + more[1] - more[2]))
     tell(transfer, num_tokens, handoff, found)
 
@@ -127,10 +138,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--warm", type=int, default=NUM_WARM, help="Rounds before the first that counts.")
     parser.add_argument("--transfer", default="both", choices=("nixl", "sockets", "both"))
+    parser.add_argument("--serve", default=shlex.join(OPTIONS), help="Model and options of all three servers.")
+    parser.add_argument("--host-gb", type=float, default=0.3, help="Memory that KV travels through, of each server.")
     options = parser.parse_args()
+    serve = tuple(shlex.split(options.serve))
     for transfer in ("sockets", "nixl") if options.transfer == "both" else (options.transfer,):
-        measured(transfer, options.tokens, options.rounds)
+        measured(transfer, options.tokens, options.rounds, options.warm, serve, options.host_gb)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,20 @@ ASKS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 @contextmanager
-def servers(folder: Path, *roles: str, transfer: str = "sockets", options: tuple[str, ...] = ()) -> Iterator[Any]:
+def servers(
+    folder: Path,
+    *roles: str,
+    transfer: str = "sockets",
+    options: tuple[str, ...] = (),
+    of_all: tuple[str, ...] = OPTIONS,
+    of_fleet: tuple[str, ...] = FLEET_OPTIONS,
+) -> Iterator[Any]:
     """One a role; `alone` is of no fleet."""
     with ExitStack() as stack:
         started = []
         for number, role in enumerate(roles):
-            flags = () if role == "alone" else ("--role", role, "--transfer", transfer, *FLEET_OPTIONS)
-            running = running_server(folder / f"log-{number}", *OPTIONS, *flags, *options, TWOSTROKE_FLEET_KEY=KEY)
+            flags = () if role == "alone" else ("--role", role, "--transfer", transfer, *of_fleet)
+            running = running_server(folder / f"log-{number}", *of_all, *flags, *options, TWOSTROKE_FLEET_KEY=KEY)
             started.append(stack.enter_context(running))
         yield tuple(started)
 

@@ -1,5 +1,5 @@
-"""A prompt read by one engine and answered by another, where one of them or both compute on a card: the tokens are those
-of one engine alone where nothing is rounded, and one byte a number stays one byte on its way."""
+"""A prompt read by one engine and answered by another, where one of them or both compute on a card: the tokens are
+those of one engine alone where nothing is rounded, and one byte a number stays one byte on its way."""
 
 from __future__ import annotations
 
