@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.fleets import FLEET_OPTIONS, OPTIONS, read, servers, write
+from tests.cluster.fleets import FLEET_OPTIONS, PLAIN_OPTIONS, read, servers, write
 from tests.cluster.routing import descendants
 from tests.server.running import RunningServer
 
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm", type=int, default=NUM_WARM, help="Rounds before the first that counts.")
     parser.add_argument("--transfer", default="both", choices=("nixl", "sockets", "both"))
-    parser.add_argument("--serve", default=shlex.join(OPTIONS), help="Model and options of all three servers.")
+    parser.add_argument("--serve", default=shlex.join(PLAIN_OPTIONS), help="Model and options of all three servers.")
     parser.add_argument("--host-gb", type=float, default=0.3, help="Memory that KV travels through, of each server.")
     options = parser.parse_args()
     serve = tuple(shlex.split(options.serve))

@@ -96,6 +96,9 @@ class EngineConfig:
     run_ahead: bool = switch(
         True, ENGINE, "Schedule one step ahead of the results, so that neither host nor device waits for the other."
     )
+    check_steps: bool = switch(
+        False, ENGINE, "Prove after every step that no KV block and no request was lost. For tests: it takes time."
+    )
     speculate: str = text(
         "auto",
         ENGINE,
@@ -174,6 +177,7 @@ class EngineOptions(TypedDict, total=False):
     service_levels: str | None
     tensor_parallel: int
     run_ahead: bool
+    check_steps: bool
     speculate: str
     kv: KVConfig
     quantise: str | None

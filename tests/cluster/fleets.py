@@ -14,7 +14,9 @@ import httpx
 from tests.server.running import RunningServer, running_server
 
 KEY = "a key that only this fleet has"
-OPTIONS = ("smollm2", "--backend", "cpu", "--threads", "1", "--max-context", "2048", "--kv-memory", "200MB")
+PLAIN_OPTIONS = ("smollm2", "--backend", "cpu", "--threads", "1", "--max-context", "2048", "--kv-memory", "200MB")
+OPTIONS = (*PLAIN_OPTIONS, "--check-steps")
+"""Every engine proves its books after every step."""
 FLEET_OPTIONS = ("--kv-host-gb", "0.3", "--drain", "2")
 WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
 ASKS = {"do_remote_decode": True, "do_remote_prefill": False}

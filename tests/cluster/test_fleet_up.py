@@ -25,7 +25,19 @@ from tests.server.running import CLIENT
 
 pytestmark = [pytest.mark.fleet, pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")]
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "fleet"]
-OPTIONS = ("--port", "0", "--backend", "cpu", "--max-context", "1024", "--kv-memory", "100MB", "--drain", "10")
+OPTIONS = (
+    "--port",
+    "0",
+    "--backend",
+    "cpu",
+    "--max-context",
+    "1024",
+    "--kv-memory",
+    "100MB",
+    "--drain",
+    "10",
+    "--check-steps",
+)
 START_S = 240.0
 
 

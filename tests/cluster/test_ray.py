@@ -73,6 +73,11 @@ class Deployed:
         found = [one for one in self.client.workers() if one.is_healthy and not one.is_leaving and not stands_in(one)]
         return [one.url for one in found if one.role is role]
 
+    def at_the_door(self) -> set[Role]:
+        """Pools whose requests are held; none where anybody else is in the list."""
+        found = self.client.workers()
+        return {one.role for one in found} if all(map(stands_in, found)) else set()
+
 
 @contextmanager
 def deployed(folder: Path, file: str) -> Iterator[Deployed]:
@@ -155,8 +160,7 @@ def test_pools_without_work_are_empty_until_somebody_asks(
             until(lambda: all(len(fleet.well(role)) == 1 for role in roles), 120, said)
             assert ask(fleet.url, "Somebody is here.") == 200
             until(lambda: not any(fleet.well(role) for role in roles), 180, said)
-            until(lambda: len(fleet.client.workers()) == len(roles), 60, said)
-            assert all(stands_in(one) for one in fleet.client.workers())
+            until(lambda: fleet.at_the_door() == set(roles), 60, said)
             with ThreadPoolExecutor(3) as asking:
                 asked = [asking.submit(ask, fleet.url, f"{number}: is anybody there?") for number in range(3)]
                 assert [one.result(180) for one in asked] == [200, 200, 200], said()

@@ -300,6 +300,7 @@ def assemble(
         tokenizer,
         grammars=grammars,
         run_ahead=config.run_ahead,
+        check_steps=config.check_steps,
         step_cost=step_cost,
         draft_methods=() if drafting is None else drafting.methods,
         gives_vectors=checkpoint.pooling is not None,

@@ -57,6 +57,7 @@ class Engine:
         *,
         grammars: Grammars | None = None,
         run_ahead: bool = True,
+        check_steps: bool = False,
         step_cost: StepCost | None = None,
         draft_methods: Collection[str] = (),
         gives_vectors: bool = False,
@@ -76,6 +77,7 @@ class Engine:
         self._grammars = grammars
         self._clock = clock
         self._seeds = random.Random(secrets.randbits(128))  # asked for each seed, the system would take longer
+        self._check_steps = check_steps
         self._max_in_flight = self._most_in_flight = 2 if run_ahead else 1
         self._in_flight: deque[tuple[Step, Ticket, float]] = deque()  # the last: when it was launched
         self.step_log = StepLog()
@@ -198,6 +200,8 @@ class Engine:
                     self._learn()
             else:
                 self.scheduler.wait_for_tiers(TIER_WAIT_S)
+            if self._check_steps:
+                self.scheduler.check()
         return self.take_events()
 
     def take_events(self) -> list[Event]:
