@@ -112,6 +112,9 @@ def pooling_of_gguf(
             raise fields.error("pooling_type", "is missing, and tokens that see each other both ways have to be pooled")
         return None
     kind = fields.integer("pooling_type", 0, 1024)
+    if kind == _GGUF_RANK and "cls.weight" in stored:
+        steps = _classifier(fields.source, (("cls", "tanh"), ("cls.output", "identity")), spec, stored)
+        return Pooling("first", VectorFacts(1, scores=True), steps)
     if kind == _GGUF_RANK:
         return pooling_of_rank_file(fields, metadata, stored)
     if kind not in _GGUF_STATES:
