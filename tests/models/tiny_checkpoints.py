@@ -477,7 +477,9 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     ),
     "qwen2_moe": _qwen2_moe,
     "llama_yarn": lambda: _llama(rope_parameters=_YARN),
-    "deepseek_v2": lambda: _deepseek_v2(topk_method="group_limited_greedy", **_GROUPS, routed_scaling_factor=2.0),
+    "deepseek_v2": lambda **settings: _deepseek_v2(
+        topk_method="group_limited_greedy", **_GROUPS, routed_scaling_factor=2.0, **settings
+    ),
     "deepseek_v2_lite": lambda **settings: _deepseek_v2(q_lora_rank=None, **settings),
     "deepseek_v3": _deepseek_v3,
     "glm4_moe_lite": _glm4_moe_lite,

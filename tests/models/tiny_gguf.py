@@ -11,10 +11,9 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from tests.models.tiny_gguf_nemotron import nemotron_architecture, nemotron_keys, nemotron_parts
+from tests.models.tiny_gguf_keys import GEMMA4, model_keys
+from tests.models.tiny_gguf_nemotron import nemotron_architecture, nemotron_parts
 from transformers import PreTrainedModel
-
-from twostroke.models.families.rope import longrope_attention_factor
 
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -28,9 +27,15 @@ _ARCHITECTURES = {
     "phi3": gguf.MODEL_ARCH.PHI3,
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "mistral4": gguf.MODEL_ARCH.MISTRAL4,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
+    "gemma4_unified_text": gguf.MODEL_ARCH.GEMMA4,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
@@ -56,6 +61,8 @@ _ARCHITECTURES = {
 
 _GEMMA4_BARE = (".router.", ".experts.", "layer_scalar")
 _GEMMA4_SCALES = {".router.scale.weight": "ffn_gate_inp.scale", ".per_expert_scale.weight": "ffn_down_exps.scale"}
+_IN_PAIRS = ("llama", "mistral", "ministral3", "mixtral", "smollm3", "granite")
+"""Whose q and k rows the converter puts in another order. Mistral 4 has latents instead."""
 _UNMAPPED = {"classifier.weight": "cls.output.weight"}
 """Names that the converter gives without its map."""
 Stored = tuple[np.ndarray[Any, np.dtype[np.uint8]], gguf.GGMLQuantizationType]
@@ -66,9 +73,11 @@ def write_gguf(
     path: Path,
     store: Callable[[str, torch.Tensor], Stored | None] | None = None,
     architecture: gguf.MODEL_ARCH | None = None,
+    extra: dict[str, np.ndarray[Any, np.dtype[np.float32]]] | None = None,
     **overrides: Any,
 ) -> Path:
-    """`architecture`: another than the model's own, that has the same tensors. `overrides` replace or add keys, without
+    """`architecture`: another than the model's own, that has the same tensors. `extra`: tensors beside the model's, by
+    their names in the file. `overrides` replace or add keys, without
     the architecture's prefix; a tokenizer's are taken as they are. `store`, asked with each tensor's name in the file
     and its values, may give bytes of another kind."""
     config = deepcopy(model.config)
@@ -77,12 +86,13 @@ def write_gguf(
     architecture = architecture or (nemotron_architecture(config) if is_nemotron else _ARCHITECTURES[config.model_type])
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
-    for key, value in {**_keys(config), **overrides}.items():
+    for key, value in {**model_keys(config), **overrides}.items():
         if value is not None:
             add_key(writer, key if key.startswith("tokenizer.") else f"{name}.{key}", value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     has_stacks = "attention.key_length_mla" in overrides
-    for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
+    fuses = architecture is gguf.MODEL_ARCH.MISTRAL4
+    for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks, fuses):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         new_name = _UNMAPPED.get(stored_name) or _gemma4_scale(stored_name)
@@ -94,7 +104,7 @@ def write_gguf(
             writer.add_tensor(new_name, _stored(config, stored_name, tensor))
         else:
             writer.add_tensor(new_name, quantised[0], raw_dtype=quantised[1])
-    for extra_name, values in _rope_tensors(config).items():
+    for extra_name, values in {**_rope_tensors(config), **(extra or {})}.items():
         writer.add_tensor(extra_name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -110,13 +120,15 @@ def _gemma4_scale(name: str) -> str | None:
     return None
 
 
-def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stacks of experts have names of their own, and gate and up are apart. `has_stacks`: what expands latents lies in
-    a stack of heads for keys and one for values."""
+def _gguf_parts(
+    state: dict[str, torch.Tensor], config: Any, has_stacks: bool, fuses: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stacks of experts have names of their own, and gate and up are apart unless the file `fuses` them. `has_stacks`:
+    what expands latents lies in a stack of heads for keys and one for values."""
     for name, tensor in state.items():
         # As the `gguf` package knows them.
         stem = name.rpartition(".")[0].removeprefix("model." if config.model_type == "lfm2_moe" else "") + "."
-        if config.model_type == "gemma4_text" and any(part in name for part in _GEMMA4_BARE):
+        if config.model_type in GEMMA4 and any(part in name for part in _GEMMA4_BARE):
             yield name if name.endswith(".weight") else f"{name}.weight", tensor
         elif ".linear_attn." in name:
             yield from _delta_net_parts(name, tensor, config)
@@ -139,6 +151,8 @@ def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -
             keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
             yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b_proj"), values
+        elif name.endswith(".experts.gate_up_proj") and fuses:
+            yield f"{name}.weight", tensor
         elif name.endswith(".experts.gate_up_proj"):
             for part, half in zip(_expert_parts(config)[:2], tensor.chunk(2, dim=1), strict=True):
                 yield stem + f"{part}.weight", half
@@ -241,182 +255,6 @@ def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch
             yield f"{stem.replace('gate_up', part)}.{kind}", rows_first[:, place::2]
 
 
-def _latent_keys(config: Any) -> dict[str, Any]:
-    """DeepSeek's, in the older manner; the later one is `later_latent_keys` over it."""
-    keys = {
-        "attention.kv_lora_rank": config.kv_lora_rank,
-        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
-        "attention.value_length": config.v_head_dim,
-        "rope.dimension_count": config.qk_rope_head_dim,
-        "rope.scaling.yarn_log_multiplier": 0.1 * config.rope_parameters["mscale_all_dim"],
-        "leading_dense_block_count": config.first_k_dense_replace,
-        "expert_count": config.n_routed_experts,
-        "expert_used_count": config.num_experts_per_tok,
-        "expert_shared_count": config.n_shared_experts,
-        "expert_weights_scale": float(config.routed_scaling_factor),
-    }
-    if config.q_lora_rank is not None:
-        keys["attention.q_lora_rank"] = config.q_lora_rank
-    if config.model_type == "deepseek_v3":
-        keys |= {"expert_weights_norm": True, "expert_gating_func": 2}
-        keys |= {"expert_group_count": config.n_group, "expert_group_used_count": config.topk_group}
-    return keys
-
-
-def later_latent_keys(config: Any) -> dict[str, Any]:
-    """As files since 2025 have it: one KV head, whose key is what is kept of a token."""
-    return {
-        "attention.head_count_kv": 1,
-        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
-        "attention.value_length": config.kv_lora_rank,
-        "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
-        "attention.value_length_mla": config.v_head_dim,
-    }
-
-
-def _delta_net_keys(config: Any) -> dict[str, Any]:
-    keys = {
-        "ssm.conv_kernel": config.linear_conv_kernel_dim,
-        "ssm.state_size": config.linear_key_head_dim,
-        "ssm.group_count": config.linear_num_key_heads,
-        "ssm.time_step_rank": config.linear_num_value_heads,
-        "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
-        "full_attention_interval": 1 + config.layer_types.index("full_attention"),
-    }
-    if getattr(config, "num_experts", None):
-        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
-        keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
-    return keys
-
-
-def _granite_keys(config: Any) -> dict[str, Any]:
-    heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
-    return {
-        "attention.head_count_kv": heads,
-        "ssm.conv_kernel": config.mamba_d_conv,
-        "ssm.state_size": config.mamba_d_state,
-        "ssm.group_count": config.mamba_n_groups,
-        "ssm.time_step_rank": config.mamba_n_heads,
-        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
-        "embedding_scale": config.embedding_multiplier,
-        "attention.scale": config.attention_multiplier,
-        "residual_scale": config.residual_multiplier,
-        "logit_scale": config.logits_scaling,
-        "rope.scaling.finetuned": config.position_embedding_type == "rope",
-        "expert_shared_feed_forward_length": config.shared_intermediate_size if config.num_local_experts else None,
-    }
-
-
-def _convolution_keys(config: Any) -> dict[str, Any]:
-    """LFM2's: KV heads layer by layer, and the width of the MLP as it is."""
-    heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
-    keys = {"attention.head_count_kv": heads, "shortconv.l_cache": config.conv_L_cache}
-    keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
-    if config.model_type == "lfm2":
-        unit = config.block_multiple_of
-        keys["feed_forward_length"] = (int(2 * config.intermediate_size / 3) + unit - 1) // unit * unit
-    else:
-        keys |= {"leading_dense_block_count": config.num_dense_layers, "expert_gating_func": 2}
-        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
-    return keys
-
-
-def _keys(config: Any) -> dict[str, Any]:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    ropes = getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 1e4}
-    ropes = ropes.get("full_attention", ropes)
-    keys: dict[str, Any] = {
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers,
-        "feed_forward_length": getattr(config, "intermediate_size", None),
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "rope.freq_base": ropes["rope_theta"],
-        "rope.dimension_count": int(head_dim * ropes.get("partial_rotary_factor", 1.0)),
-    }
-    if getattr(config, "num_local_experts", None):
-        keys |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
-    if getattr(config, "moe_intermediate_size", None):
-        keys["expert_feed_forward_length"] = config.moe_intermediate_size
-    if config.model_type == "minimax_m2":
-        keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
-    if config.model_type == "gemma4_text":
-        keys |= _gemma4_keys(config)
-    if config.model_type == "ernie4_5_moe":
-        keys |= {"expert_count": config.moe_num_experts, "expert_used_count": config.moe_k}
-        keys |= {"leading_dense_block_count": config.moe_layer_start_index}
-        keys["expert_shared_count"] = config.moe_num_shared_experts
-    if config.model_type == "hunyuan_v1_moe":
-        widths = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
-        keys |= {**dict.fromkeys(widths, config.intermediate_size), "expert_shared_count": 1}
-    if config.model_type == "granitemoeshared":
-        keys["expert_shared_feed_forward_length"] = config.shared_intermediate_size
-    if config.model_type in ("granite", "granitemoe", "granitemoeshared"):
-        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier}
-        keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
-    if getattr(config, "sliding_window", None):
-        keys["attention.sliding_window"] = config.sliding_window
-    if ropes["rope_type"] == "dynamic":  # Hunyuan's, worked out by the converter
-        keys |= {"rope.freq_base": ropes["rope_theta"] * ropes["alpha"] ** (head_dim / (head_dim - 2))}
-        keys |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
-    if ropes["rope_type"] == "yarn":
-        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": ropes["factor"]}
-        keys["rope.scaling.original_context_length"] = ropes["original_max_position_embeddings"]
-        keys |= {f"rope.scaling.yarn_{name}": ropes[name] for name in ("beta_fast", "beta_slow")}
-    if hasattr(config, "linear_num_key_heads"):
-        keys |= _delta_net_keys(config)
-    if config.model_type == "granitemoehybrid":
-        keys |= _granite_keys(config)
-    if config.model_type == "nemotron_h":
-        keys |= nemotron_keys(config)
-    if hasattr(config, "conv_L_cache"):
-        keys |= _convolution_keys(config)
-    if getattr(config, "kv_lora_rank", None):
-        keys |= _latent_keys(config)
-    if ropes["rope_type"] == "linear":
-        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": ropes["factor"]}
-    if ropes["rope_type"] == "longrope":
-        original = ropes["original_max_position_embeddings"]
-        keys["rope.scaling.original_context_length"] = original
-        stretch = config.max_position_embeddings / original
-        keys["rope.scaling.attn_factor"] = longrope_attention_factor(stretch, original)
-    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(config, cap, None):
-            keys[cap] = getattr(config, cap)
-    return keys
-
-
-def _gemma4_keys(config: Any) -> dict[str, Any]:
-    slides = [kind == "sliding_attention" for kind in config.layer_types]
-    by_layer = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
-    whole_dim, local_dim = by_layer[-1].head_dim, config.head_dim
-    first_sharing = config.num_hidden_layers - config.num_kv_shared_layers
-    keys = {
-        "attention.shared_kv_layers": config.num_kv_shared_layers,
-        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
-        "attention.sliding_window_pattern": slides,
-        "attention.key_length": whole_dim,
-        "attention.value_length": whole_dim,
-        "attention.key_length_swa": local_dim,
-        "attention.value_length_swa": local_dim,
-        "rope.dimension_count": whole_dim,
-        "rope.dimension_count_swa": local_dim,
-        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
-    }
-    if config.use_double_wide_mlp:
-        width = config.intermediate_size
-        keys["feed_forward_length"] = [width * (1 + (layer >= first_sharing)) for layer in range(len(slides))]
-    if config.attention_k_eq_v:
-        keys["attention.head_count_kv"] = [layer.num_key_value_heads for layer in by_layer]
-    if config.enable_moe_block:
-        keys |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts}
-    return keys
-
-
 def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
@@ -434,7 +272,9 @@ def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.
     is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
     if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral", "smollm3") or config.model_type.startswith("granite"):
+    if config.model_type in ("llama", "mistral", "ministral3", "mixtral", "smollm3") or config.model_type.startswith(
+        "granite"
+    ):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:
@@ -450,7 +290,7 @@ def _pairs_from_halves(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 def _rope_tensors(config: Any) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     ropes = getattr(config, "rope_parameters", None) or {}
-    if config.model_type == "gemma4_text":
+    if config.model_type in GEMMA4:
         pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
         rotated = int(pairs * ropes["full_attention"]["partial_rotary_factor"])
         return {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (pairs - rotated), dtype=np.float32)}

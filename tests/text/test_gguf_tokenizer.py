@@ -161,7 +161,7 @@ def test_every_pre_tokenizer_builds_and_loses_no_text() -> None:
         tokenizer = read_gguf_tokenizer(tiny_byte_level(name))
         for text in SAMPLES[:24]:
             decoded = tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False)
-            assert decoded == text or name in ("qwen2", "qwen35"), (name, text)
+            assert decoded == text or PRE_TOKENIZERS[name].normalise_nfc, (name, text)
 
 
 def test_whole_words_first_only_where_the_family_says_so() -> None:
@@ -201,7 +201,8 @@ def test_user_defined_tokens_are_whole_and_not_special() -> None:
 
 
 BAD_FIELDS = [
-    ("tokenizer.ggml.model", "t5", "gpt2.*llama"),
+    ("tokenizer.ggml.model", "t5", "gpt2.*llama.*encoders' t5"),
+    ("tokenizer.ggml.model", "rwkv", "gpt2.*llama"),
     ("tokenizer.ggml.model", None, "gpt2.*llama"),
     ("tokenizer.ggml.model", ["gpt2"], "gpt2.*llama"),
     ("tokenizer.ggml.pre", None, "no tokenizer.ggml.pre"),

@@ -20,6 +20,7 @@ from twostroke.models.answer_scores import (
 )
 from twostroke.models.families.declaration import Family, TensorNames
 from twostroke.models.families.fields import Fields, shown
+from twostroke.models.families.gemma3 import DENSE_STEPS
 from twostroke.models.families.qwen3 import SCORING
 from twostroke.models.pooling import DenseStep, Pooling, States
 from twostroke.models.sentence_folder import MODULES, read_sentence_folder
@@ -107,13 +108,31 @@ def pooling_of_gguf(
 ) -> Pooling | None:
     """None: it writes tokens. Such files say no more than this, and are read as normalised by all who read them."""
     if fields.get("pooling_type") in (None, 0):
+        if not spec.is_causal:
+            raise fields.error("pooling_type", "is missing, and tokens that see each other both ways have to be pooled")
         return None
     kind = fields.integer("pooling_type", 0, 1024)
+    if kind == _GGUF_RANK and "cls.weight" in stored:
+        steps = _classifier(fields.source, (("cls", "tanh"), ("cls.output", "identity")), spec, stored)
+        return Pooling("first", VectorFacts(1, scores=True), steps)
     if kind == _GGUF_RANK:
         return pooling_of_rank_file(fields, metadata, stored)
     if kind not in _GGUF_STATES:
         raise fields.error("pooling_type", f"is {kind}, which is not known")
-    return Pooling(_GGUF_STATES[kind], VectorFacts(spec.hidden_size), normalises=True)
+    steps = _gguf_steps(fields.source, stored, spec.hidden_size)
+    width = steps[-1].weight.shape[0] if steps else spec.hidden_size
+    return Pooling(_GGUF_STATES[kind], VectorFacts(width), steps, normalises=True)
+
+
+def _gguf_steps(source: str, stored: Mapping[str, WeightTensor], width: int) -> tuple[DenseStep, ...]:
+    """EmbeddingGemma's files may hold what its vectors go through."""
+    steps = []
+    for weight in (stored[name] for name in DENSE_STEPS if name in stored):
+        if len(weight.shape) != 2 or weight.shape[1] != width:
+            raise ModelError(f"{source}: {weight.name} has shape {weight.shape}, and {width} numbers come in")
+        steps.append(DenseStep(weight))
+        width = weight.shape[0]
+    return tuple(steps)
 
 
 def _classifier(

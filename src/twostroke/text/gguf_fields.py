@@ -50,6 +50,23 @@ class TokenizerFields:
             raise ModelError(f"{key} is {value}, but the vocabulary has {len(self.tokens)} tokens")
         return value
 
+    def needed_id(self, *names: str) -> int:
+        """The id that the first of these keys gives; an encoder's, whose texts cannot be framed without it."""
+        for name in names:
+            token_id = self.token_id(f"tokenizer.ggml.{name}_token_id")
+            if token_id is not None:
+                return token_id
+        raise ModelError(f"tokenizer.ggml.{names[0]}_token_id is missing, and an encoder's tokenizer needs it")
+
+    def byte_string(self, key: str) -> bytes:
+        """Empty where nothing is said. Some files hold them with a sign."""
+        value = self._metadata.get(key)
+        if value is None:
+            return b""
+        if not isinstance(value, (list, tuple)) or not all(type(one) is int and -128 <= one < 256 for one in value):
+            raise _wrong(key, "a list of bytes", value)
+        return bytes(one % 256 for one in value)
+
     def merges(self) -> list[tuple[str, str]]:
         key = "tokenizer.ggml.merges"
         known = set(self.tokens) - {""}

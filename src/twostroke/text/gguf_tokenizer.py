@@ -14,6 +14,7 @@ from twostroke.core.errors import ModelError
 from twostroke.text import harmony
 from twostroke.text.backend_errors import backend_errors_as
 from twostroke.text.gguf_fields import TokenizerFields, TokenType
+from twostroke.text.gguf_unigram import read_unigram
 from twostroke.text.gguf_wordpiece import read_wordpiece
 from twostroke.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from twostroke.text.token_bytes import SPACE_MARK, Spelling, byte_token_value
@@ -29,8 +30,9 @@ _ADDED_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_D
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
-    if model not in ("gpt2", "llama", "gemma4", "bert"):
-        known = "gpt2 (byte-level BPE), llama and gemma4 (SentencePiece BPE), bert (WordPiece)"
+    is_encoder = metadata.get("general.architecture") == "bert"
+    if model not in ("gpt2", "llama", "gemma4", "bert") and not (model == "t5" and is_encoder):
+        known = "gpt2 (byte-level BPE), llama and gemma4 (SentencePiece BPE), bert (WordPiece), encoders' t5 (unigram)"
         raise ModelError(f"tokenizer.ggml.model is {model!r:.60}, which is not known here; the known ones are: {known}")
     fields = TokenizerFields(metadata)
     _require_distinct(fields.tokens)
@@ -38,6 +40,8 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     with backend_errors_as("the tokenizer fields of the file do not make a tokenizer"):
         if model == "bert":
             return read_wordpiece(fields, types)
+        if model == "t5":
+            return read_unigram(fields, types)
         return _byte_level(fields, types) if model == "gpt2" else _sentencepiece(fields, types, metadata)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from twostroke.core.errors import ModelError
 from twostroke.text.gguf_fields import TokenizerFields, TokenType
 from twostroke.text.token_bytes import GOES_ON, SPACE_MARK, Spelling
 from twostroke.text.tokenizer import Tokenizer
@@ -16,7 +15,7 @@ _LONGEST_WORD = 100
 
 
 def read_wordpiece(fields: TokenizerFields, types: list[int]) -> Tokenizer:
-    first, last, unknown = (_needed(fields, *names) for names in (("cls", "bos"), ("seperator", "eos"), ("unknown",)))
+    first, last, unknown = (fields.needed_id(*names) for names in (("cls", "bos"), ("seperator", "eos"), ("unknown",)))
     tokens = [_as_bert_has_it(token, kind) for token, kind in zip(fields.tokens, types, strict=True)]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens) if token}
     backend = Backend(models.WordPiece(vocabulary, unk_token=tokens[unknown], max_input_chars_per_word=_LONGEST_WORD))
@@ -45,12 +44,3 @@ def _as_bert_has_it(token: str, kind: int) -> str:
         return token.removeprefix(SPACE_MARK)
     is_whole = kind == TokenType.CONTROL or (token.startswith("[") and token.endswith("]"))
     return token if is_whole or not token else GOES_ON + token
-
-
-def _needed(fields: TokenizerFields, *names: str) -> int:
-    """The id that the first of these keys gives."""
-    for name in names:
-        token_id = fields.token_id(f"tokenizer.ggml.{name}_token_id")
-        if token_id is not None:
-            return token_id
-    raise ModelError(f"tokenizer.ggml.{names[0]}_token_id is missing, and BERT's tokenizer needs it")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
+from twostroke.text.deepseek_cuts import DEEPSEEK2_CUTS, DEEPSEEK3_CUTS, DEEPSEEK_CODER_CUTS
+
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -28,12 +30,16 @@ _REST_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"{_LOWER_ENDING}|{_UPPER_START}|\p{{N}}|{_REST_WITH_SLASH}"
 _GPT4O = rf"{_LOWER_ENDING}{_CONTRACTIONS}?|{_UPPER_START}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}"
 
-# DeepSeek V3 cuts digits and Chinese and Japanese off first, and keeps a sign with the letters behind it.
-_SIGN_AND_LETTERS = r"[!-/:-@\[-`{-~][A-Za-z]+"
-_DEEPSEEK3 = (
-    rf"{_SIGN_AND_LETTERS}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Kimi K2 takes Chinese apart from other letters, and cuts the rest as GPT-4o does.
+_NOT_HAN = r"&&[^\p{Han}]]"
+_KIMI_UPPER, _KIMI_LOWER = rf"[{_UPPER}{_NOT_HAN}", rf"[{_LOWER}{_NOT_HAN}"
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST}"
 )
+
+# Seed's leaves line ends out of a run of signs.
+_SEED = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,16 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": PreTokenizer((_TEKKEN,), whole_words_first=True, adds_bos=True),
     "gpt-4o": PreTokenizer((_GPT4O,)),
     "minimax-m2": PreTokenizer((_GPT4O,)),
-    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+", _DEEPSEEK3)),
-    "glm4": PreTokenizer((_LLAMA3,)),
     "llama4": PreTokenizer((_GPT4O,)),
+    "kimi-k2": PreTokenizer((_KIMI,)),
+    "deepseek-llm": PreTokenizer(DEEPSEEK2_CUTS),
+    "deepseek-coder": PreTokenizer(DEEPSEEK_CODER_CUTS),
+    "deepseek-v3": PreTokenizer(DEEPSEEK3_CUTS),
+    "hunyuan-dense": PreTokenizer(DEEPSEEK3_CUTS),
+    "hunyuan": PreTokenizer((_QWEN2,), normalise_nfc=True),
+    "seed-coder": PreTokenizer((_SEED,)),
+    "glm4": PreTokenizer((_LLAMA3,)),
+    "chatglm-bpe": PreTokenizer((_LLAMA3,)),
+    "exaone4": _GPT2_STYLE,
+    "olmo": _GPT2_STYLE,
 }

@@ -15,7 +15,8 @@ import torch
 from tests.backends.cpu.native import instruction_set_names
 from tests.backends.driver import Driver, layout_for, logits_by_prefill
 from tests.models.tiny_checkpoints import SHARP_ROPE, VOCAB_SIZE, latent_variants, make_tiny
-from tests.models.tiny_gguf import Stored, later_latent_keys, write_gguf
+from tests.models.tiny_gguf import Stored, write_gguf
+from tests.models.tiny_gguf_keys import later_latent_keys
 
 from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.backend import CpuBackend

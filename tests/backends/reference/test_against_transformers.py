@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -20,7 +21,8 @@ from tests.models.tiny_checkpoints import (
     transformers_logits,
     variants,
 )
-from tests.models.tiny_gguf import later_latent_keys, write_gguf
+from tests.models.tiny_gguf import write_gguf
+from tests.models.tiny_gguf_keys import later_latent_keys
 
 from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
@@ -51,13 +53,20 @@ GGUF_VARIANTS = (
     "phi3_longrope",
     "phi3_partial",
     "llama_yarn",
+    "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
+    "glm4_moe_lite",
+    "mistral4",
+    "glm4_moe",
+    "ministral3",
+    "qwen2_moe",
     "gpt_oss",
     "minimax_m2",
     "gemma4",
     "gemma4_large",
     "gemma4_moe",
+    "gemma4_unified",
     "lfm2",
     "lfm2_moe",
     "qwen3_next",
@@ -81,13 +90,17 @@ GGUF_VARIANTS = (
     "hunyuan_dense",
     "hunyuan_moe",
 )
+_MISTRAL_ROPE = {**SHARP_ROPE, "mscale": 1.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit, groups of Granite's heads.
 GGUF_CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32},
+    "deepseek_v2": {"rope_parameters": {**SHARP_ROPE, "mscale": 1.0}},
     "deepseek_v2_lite": {"rope_parameters": {**SHARP_ROPE, "mscale": 1.0}},
     "deepseek_v3": {"rope_parameters": {**SHARP_ROPE, "mscale": 1.0}},
+    "ministral3": {"rope_parameters": _MISTRAL_ROPE},
+    "mistral4": {"rope_parameters": {**_MISTRAL_ROPE, "llama_4_scaling_beta": 0.0}},
     "gpt_oss": {"swiglu_limit": 7.0},
     "granite_hybrid": {"mamba_n_groups": 1},
     # Files have experts or MLPs, and say nothing of the shortest step.
@@ -189,12 +202,42 @@ def test_nemotron_files_that_contradict_themselves(overrides: dict[str, Any], co
         load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf", **overrides))
 
 
-@pytest.mark.parametrize("variant", ["deepseek_v2_lite", "deepseek_v3"])
+@pytest.mark.parametrize("variant", ["deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4"])
 def test_gguf_files_with_a_stack_of_heads_for_keys_and_one_for_values(variant: str, tmp_path: Path) -> None:
-    _, model = make_tiny(variant, tmp_path / "folder", **GGUF_CHANGES[variant])
+    _, model = make_tiny(variant, tmp_path / "folder", **GGUF_CHANGES.get(variant, {}))
     path = write_gguf(model, tmp_path / "tiny.gguf", **later_latent_keys(model.config))
     checkpoint = load_checkpoint(path)
     assert_close(reference_logits(checkpoint, tokens(), [30, 10]), transformers_logits(model, tokens()))
+
+
+def test_gguf_files_of_mistrals_own_weights(tmp_path: Path) -> None:
+    """They say "deepseek2", have the two halves of an expert apart, and say how queries grow."""
+    _, model = make_tiny("mistral4", tmp_path / "folder", rope_parameters=_MISTRAL_ROPE, n_group=1, topk_group=1)
+    keys = {**later_latent_keys(model.config), "attention.temperature_scale": 0.3, "attention.temperature_length": 16}
+    path = write_gguf(model, tmp_path / "tiny.gguf", None, gguf.MODEL_ARCH.DEEPSEEK2, **keys)
+    expected = transformers_logits(model, tokens())
+    assert_close(reference_logits(load_checkpoint(path), tokens(), [30, 10]), expected)
+    del keys["attention.temperature_scale"]
+    silent = load_checkpoint(write_gguf(model, tmp_path / "silent.gguf", None, gguf.MODEL_ARCH.DEEPSEEK2, **keys))
+    assert np.abs(reference_logits(silent, tokens(), [30, 10]) - expected).max() > 0.01
+
+
+def test_gguf_files_of_mistral_small_3(tmp_path: Path) -> None:
+    """They say "mistral3" as Ministral's do, and nothing of YaRN."""
+    _, model = make_tiny("mistral", tmp_path / "folder", sliding_window=None)
+    path = write_gguf(model, tmp_path / "tiny.gguf", None, gguf.MODEL_ARCH.MISTRAL3)
+    assert_close(reference_logits(load_checkpoint(path), tokens(), [30, 10]), transformers_logits(model, tokens()))
+
+
+@pytest.mark.parametrize("variant", ["glm4_moe", "glm4_moe_lite", "deepseek_v3"])
+def test_gguf_files_count_layers_that_draft(variant: str, tmp_path: Path) -> None:
+    _, model = make_tiny(variant, tmp_path / "folder", **GGUF_CHANGES.get(variant, {}))
+    plain = load_checkpoint(write_gguf(model, tmp_path / "plain.gguf")).spec
+    more = {"block_count": plain.num_layers + 1, "nextn_predict_layers": 1}
+    extra = {f"blk.{plain.num_layers}.nextn.enorm.weight": np.ones(plain.hidden_size, np.float32)}
+    assert load_checkpoint(write_gguf(model, tmp_path / "more.gguf", extra=extra, **more)).spec == plain
+    with pytest.raises(ModelError, match="nextn_predict_layers must be an integer from 0 to 3"):
+        load_checkpoint(write_gguf(model, tmp_path / "none.gguf", **{**more, "nextn_predict_layers": 4}))
 
 
 @pytest.mark.parametrize("variant", ["phi3_longrope", "phi3_partial"])

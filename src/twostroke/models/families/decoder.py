@@ -223,11 +223,21 @@ def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
     )
 
 
+def without_drafting(spec: ModelSpec, fields: Fields) -> ModelSpec:
+    """GGUF files count layers that draft among the others. They are the last ones."""
+    drafting = fields.integer("nextn_predict_layers", 0, spec.num_layers - 1, 0)
+    return replace(spec, layers=spec.layers[: spec.num_layers - drafting])
+
+
 def with_gguf_experts(
-    spec: ModelSpec, fields: Fields, tensors: Mapping[str, StoredTensor], handled: Sequence[str] = ()
+    spec: ModelSpec,
+    fields: Fields,
+    tensors: Mapping[str, StoredTensor],
+    handled: Sequence[str] = (),
+    ranked_by: int | None = None,
 ) -> ModelSpec:
     dense = DenseMlp(spec.dense_width)
-    return with_mlps(spec, experts.mlps_from_gguf(fields, tensors, spec.num_layers, dense, handled))
+    return with_mlps(spec, experts.mlps_from_gguf(fields, tensors, spec.num_layers, dense, handled, ranked_by))
 
 
 def with_mlps(spec: ModelSpec, mlps: Sequence[Mlp]) -> ModelSpec:

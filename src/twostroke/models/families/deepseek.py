@@ -46,12 +46,24 @@ def _glm_from_config(config: Fields) -> ModelSpec:
     return _v3_like(config, "glm4_moe_lite", groups=(1, 1), scale=1.8)
 
 
+_HANDLED_IN_GGUF = ("expert_count", "attention.temperature_scale")
+
+
+def latent_experts_from_gguf(
+    fields: Fields, tensors: Mapping[str, StoredTensor], family: str, ranked_by: int | None = None
+) -> ModelSpec:
+    """Without layers that draft."""
+    spec = decoder.spec_from_gguf(fields, tensors, family, handled=_HANDLED_IN_GGUF)
+    spec = decoder.with_gguf_experts(decoder.without_drafting(spec, fields), fields, tensors, ranked_by=ranked_by)
+    return decoder.with_latent(spec, growth=latent.growth_from_gguf(fields))
+
+
 def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
-    """All of them say "deepseek2": V3's are those that score by a sigmoid."""
-    spec = decoder.spec_from_gguf(fields, tensors, "deepseek_v2", handled=("expert_count",))
-    drafting = fields.integer("nextn_predict_layers", 0, spec.num_layers - 1, 0)
-    spec = replace(spec, layers=spec.layers[: spec.num_layers - drafting])
-    spec = decoder.with_gguf_experts(spec, fields, tensors)
+    """All of them say "deepseek2": V3's are those that score by a sigmoid. Early files of GLM-4.7-Flash do not say so;
+    what they have is the correction that goes with it."""
+    if fields.get("expert_gating_func") is None and any(name.endswith(".exp_probs_b.bias") for name in tensors):
+        fields = fields.over({f"{fields.prefix}expert_gating_func": experts.GGUF_SIGMOID})
+    spec = latent_experts_from_gguf(fields, tensors, "deepseek_v2")
     is_v3 = spec.moe is not None and spec.moe.routing.scoring == "sigmoid"
     return replace(spec, family="deepseek_v3") if is_v3 else spec
 
@@ -68,7 +80,7 @@ HF_LATENT_NAMES = replace(
     stacked_experts=experts.HF_STACKED_EXPERTS,
     ignores_further_layers=True,
 )
-_GGUF_NAMES = replace(
+GGUF_LATENT_NAMES = replace(
     experts.with_gguf_experts(replace(GGUF_NAMES, layer=latent.GGUF_LATENT_LAYER)),
     latent_stacks=latent.GGUF_LATENT_STACKS,
     ignores_further_layers=True,
@@ -87,7 +99,7 @@ V3 = Family(
     _v3_from_config,
     _from_gguf,
     HF_LATENT_NAMES,
-    _GGUF_NAMES,
+    GGUF_LATENT_NAMES,
 )
 # Kimi's files say DeepseekV3ForCausalLM.
 KIMI = Family("kimi_k2", (), (), _kimi_from_config, hf_names=HF_LATENT_NAMES)

@@ -132,10 +132,11 @@ def mlps_from_gguf(
     num_layers: int,
     dense: DenseMlp,
     handled: Sequence[str] = (),
+    ranked_by: int | None = None,
 ) -> tuple[Mlp, ...]:
     """llama.cpp scales the chosen shares to a sum of 1 in these architectures, unless a key says otherwise; of
     DeepSeek's it does where the key says so. `handled` names features that are refused unless the calling family has
-    them."""
+    them. `ranked_by`: how many of its scores rank a group of experts, where the family has its own way."""
     num_experts = fields.integer("expert_count", 1, _MAX_EXPERTS)
     _check_total(fields, "expert_count", num_experts, num_layers)
     first = fields.integer("leading_dense_block_count", 0, num_layers, 0)
@@ -158,18 +159,23 @@ def mlps_from_gguf(
         activation=dense.activation,
         shared=replace(dense, intermediate_size=shared) if shared else None,
     )
-    moe = replace(moe, routing=_routing_from_gguf(fields, tensors, moe, first))
+    moe = replace(moe, routing=_routing_from_gguf(fields, tensors, moe, first, ranked_by))
     return (dense,) * first + (moe,) * (num_layers - first)
 
 
-def _routing_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], moe: MoeSpec, first: int) -> Routing:
-    """Of DeepSeek's: 1 is a softmax, which is V2's without a word, too; 2 a sigmoid."""
-    fields.refuse_unless({"expert_gating_func": (0, 1, 2)})
+GGUF_SIGMOID = 2
+"""As `expert_gating_func`. 1 is a softmax, which is DeepSeek V2's without a word, too."""
+
+
+def _routing_from_gguf(
+    fields: Fields, tensors: Mapping[str, StoredTensor], moe: MoeSpec, first: int, ranked_by: int | None
+) -> Routing:
+    fields.refuse_unless({"expert_gating_func": (0, 1, GGUF_SIGMOID)})
     has_correction = f"blk.{first}.exp_probs_b.bias" in tensors
     routing = Routing(
-        scoring="sigmoid" if fields.get("expert_gating_func") == 2 else "softmax",
+        scoring="sigmoid" if fields.get("expert_gating_func") == GGUF_SIGMOID else "softmax",
         has_correction=has_correction,
-        ranked_by=2 if has_correction else 1,
+        ranked_by=ranked_by or (2 if has_correction else 1),
         share_scale=fields.number("expert_weights_scale", 0.0, 1e6, 1.0) or 1.0,
     )
     number = fields.integer("expert_group_count", 0, moe.num_experts, 1) or 1
@@ -178,7 +184,7 @@ def _routing_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], moe:
 
 
 def with_gguf_experts(names: TensorNames) -> TensorNames:
-    """Files hold a layer's experts in three stacks; those of early 2024 a tensor for each."""
+    """Files hold a layer's experts in three stacks, or gates and ups in one; those of early 2024 a tensor for each."""
     return replace(
         names,
         layer={
@@ -188,7 +194,10 @@ def with_gguf_experts(names: TensorNames) -> TensorNames:
             **{f"ffn_{name}_shexp.weight": (f"shared.{name}",) for name in ("gate", "up", "down")},
         },
         experts={f"ffn_{name}.{{}}.weight": (name,) for name in ("gate", "up", "down")},
-        stacked_experts={f"ffn_{name}_exps.weight": (name,) for name in ("gate", "up", "down")},
+        stacked_experts={
+            "ffn_gate_up_exps.weight": ("gate", "up"),
+            **{f"ffn_{name}_exps.weight": (name,) for name in ("gate", "up", "down")},
+        },
     )
 
 

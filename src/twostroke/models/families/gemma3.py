@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from twostroke.models.families import decoder, rope
-from twostroke.models.families.declaration import Family, StoredTensor
+from twostroke.models.families.declaration import GGUF_NAMES, Family, StoredTensor
 from twostroke.models.families.fields import Fields
 from twostroke.models.families.gemma2 import (
     HF_GEMMA_NAMES,
@@ -20,6 +20,9 @@ from twostroke.models.families.gemma2 import (
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import ModelSpec
 
+_EMBEDDING = "gemma-embedding"
+DENSE_STEPS = ("dense_2.weight", "dense_3.weight")
+"""The matrices of a GGUF file that a vector goes through in turn."""
 _PERIOD = 6
 _LOCAL_THETA = 10_000.0
 _GLOBAL_THETA = 1_000_000.0
@@ -42,15 +45,19 @@ def _from_config(config: Fields) -> ModelSpec:
     handled = ("final_logit_softcapping", "use_bidirectional_attention")
     spec = gemma(decoder.spec_from_config(shared, "gemma3", handled=handled, tied=True))
     both_ways = config.flag("use_bidirectional_attention", default=False)
-    if both_ways and config.get("sliding_window") is not None:  # it is told as wide as it is in all, ahead and back
-        half = config.integer("sliding_window", 1, rope.MAX_CONTEXT) // 2
-        config = config.without("sliding_window").over({"sliding_window": half + 1})
+    if both_ways and config.get("sliding_window") is not None:
+        config = config.without("sliding_window").over({"sliding_window": _ahead(config, "sliding_window")})
     spec = decoder.with_attention(spec, qk_norm=True, own_scale=scale_from_config(config), is_causal=not both_ways)
     spec = replace(spec, logits_softcap=soft_cap(config, "final_logit_softcapping"))
     period = config.integer("sliding_window_pattern", 1, decoder.MAX_LAYERS, _PERIOD)
     sliding = decoder.sliding_layers(config, spec.num_layers, decoder.every_nth_full(spec.num_layers, period))
     local, whole = _ropes_from_config(config, spec.layers[0].grouped.head_dim, spec.max_context)
     return _with_ropes(decoder.windowed(spec, config, sliding), sliding, local, whole)
+
+
+def _ahead(fields: Fields, name: str) -> int:
+    """A window of tokens that see both ways is told as wide as it is in all, ahead and back."""
+    return fields.integer(name, 1, rope.MAX_CONTEXT) // 2 + 1
 
 
 def _text_config(config: Fields) -> Fields:
@@ -93,6 +100,11 @@ def _with_ropes(spec: ModelSpec, sliding: Sequence[bool], local: RopeSpec, whole
 
 
 def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    read = _embedding_from_gguf if fields.prefix == f"{_EMBEDDING}." else _decoder_from_gguf
+    return read(fields, tensors)
+
+
+def _decoder_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     fields = fields.over({f"{fields.prefix}rope.freq_base": _GLOBAL_THETA})
     spec = gemma_from_gguf(fields, tensors, "gemma3", handled=("final_logit_softcapping",))
     spec = decoder.with_attention(spec, qk_norm=True, own_scale=scale_from_size(spec, large_layers=62))
@@ -104,6 +116,15 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     whole = spec.layers[0].grouped.rope
     local = RopeSpec(fields.number("rope.freq_base_swa", 1.0, 1e15, _LOCAL_THETA), whole.dim)
     return _with_ropes(decoder.with_windows(spec, window, sliding), sliding, local, whole)
+
+
+def _embedding_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    """EmbeddingGemma: tokens see each other both ways."""
+    window = f"{fields.prefix}attention.sliding_window"
+    if decoder.window_from(fields, "attention.sliding_window") is not None:
+        fields = replace(fields, values={**fields.values, window: _ahead(fields, "attention.sliding_window")})
+    spec = _decoder_from_gguf(fields, tensors)
+    return decoder.with_attention(spec, is_causal=False, own_scale=spec.layers[0].grouped.head_dim ** -0.5)
 
 
 def _pattern_from_gguf(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -132,4 +153,6 @@ _HF_NAMES = replace(
     },
 )
 _HF = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma3TextModel")
-FAMILY = Family("gemma3", _HF, ("gemma3",), _from_config, _from_gguf, _HF_NAMES)
+# What vectors go through is read where pooling is (`models/pooled.py`).
+_GGUF_NAMES = replace(GGUF_NAMES, ignored_prefixes=(*GGUF_NAMES.ignored_prefixes, *DENSE_STEPS))
+FAMILY = Family("gemma3", _HF, ("gemma3", _EMBEDDING), _from_config, _from_gguf, _HF_NAMES, _GGUF_NAMES)

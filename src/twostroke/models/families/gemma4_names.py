@@ -42,6 +42,5 @@ GGUF_GEMMA4_NAMES = replace(
     _GGUF,
     whole={**GGUF_NAMES.whole, **{stored: (canonical,) for canonical, _, stored in _WHOLE}},
     layer={**GGUF_NAMES.layer, **{stored: (canonical,) for canonical, _, stored in _LAYER}},
-    stacked_experts={**_GGUF.stacked_experts, "ffn_gate_up_exps.weight": ("gate", "up")},
     mlp_is_shared=True,
 )

@@ -61,6 +61,15 @@ def growth_from_config(config: Fields) -> QueryGrowth | None:
     return QueryGrowth(settings.number("llama_4_scaling_beta", 0.0, 100.0), context)
 
 
+def growth_from_gguf(fields: Fields) -> QueryGrowth | None:
+    """Files of Ministral 3 leave the context out from which queries grow: it is the one that YaRN begins from."""
+    scale = fields.number("attention.temperature_scale", 0.0, 100.0, 0.0)
+    if not scale:
+        return None
+    name = fields.present("attention.temperature_length", "rope.scaling.original_context_length")
+    return QueryGrowth(scale, fields.integer(name, 1, 2**30))
+
+
 def latent_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], max_context: int) -> LatentAttention:
     """Files since 2025 say of a head's own sizes `key_length_mla`, and their `key_length` is the latent's."""
     rotated = fields.integer("rope.dimension_count", 2, _MAX_RANK)

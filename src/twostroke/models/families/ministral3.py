@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from twostroke.models.families import decoder, latent
-from twostroke.models.families.declaration import Family
+from collections.abc import Mapping
+
+from twostroke.models.families import decoder, latent, llama
+from twostroke.models.families.declaration import Family, StoredTensor
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec
 
@@ -15,9 +17,17 @@ def _from_config(config: Fields) -> ModelSpec:
     return decoder.with_attention(spec, growth=latent.growth_from_config(config))
 
 
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    """Mistral Small 3.1 and 3.2 are converted to such files, too: to those that say nothing of YaRN."""
+    spec = decoder.spec_from_gguf(fields, tensors, "ministral3", handled=("attention.temperature_scale",))
+    return decoder.with_attention(spec, growth=latent.growth_from_gguf(fields))
+
+
 FAMILY = Family(
     "ministral3",
     ("Ministral3ForCausalLM",),
-    (),
+    ("mistral3",),
     _from_config,
+    _from_gguf,
+    gguf_names=llama.FAMILY.gguf_names,
 )

@@ -134,12 +134,14 @@ def rope_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], dim: int
 
 
 def _yarn_from_gguf(fields: Fields, theta: float, max_context: int) -> YarnScaling:
-    """llama.cpp multiplies its own factor by YaRN's."""
+    """llama.cpp multiplies its own factor by YaRN's, or by the quotient of that and one of Mistral's multiple."""
     if theta <= 1.0:
         raise fields.error("rope.freq_base", "must be above 1 for a rope of type 'yarn'")
     original = fields.integer("rope.scaling.original_context_length", 1, MAX_CONTEXT)
     factor = fields.number("rope.scaling.factor", 1e-3, _MAX_FACTOR, max_context / original)
+    multiple = fields.number("rope.scaling.yarn_log_multiplier", 0.0, 100.0, 0.0)
     own = fields.number("rope.scaling.attn_factor", 1e-3, 1e3, 1.0) * yarn_sharpness(factor)
+    own /= yarn_sharpness(factor, multiple)
     return YarnScaling(
         factor=factor,
         original_max_context=original,
