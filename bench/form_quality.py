@@ -2,17 +2,18 @@
 float32, on the reference (the form alone), on the CPU (with its 8-bit activations) and on a card; and the error of a
 product with random weights against float64.
 
-    PYTHONPATH=src python bench/form_quality.py TEXT_FILE [--model smollm2] [--tokens 1200] [--forms q8_0,fp8,int4,q4_1]
-        [--backends reference,cpu]    on a card: --backends reference,cuda --forms bf16,fp8,int4
+    PYTHONPATH=src:. python -m bench.form_quality TEXT_FILE [--model smollm2] [--tokens 1200] [--backends reference,cpu]
+        [--forms q8_0,fp8,int4,q4_1,int8,gptq,awq,nvfp4,mxfp4,q4_k,q5_k,q6_k]
+    on a card: --backends reference,cuda --forms bf16,fp8,int4,q8_0,q4_1,int8,gptq,awq,nvfp4,mxfp4,q4_k,q5_k,q6_k
 
-A backend that does not have a form says so.
+q8_0, fp8, int4 and q4_1 are what --quantise makes; the others are made as files have them (`made_forms.py`), by
+rounding alone. A backend that does not have a form says so.
 
 A model that is stored quantised is first brought to float32: its own weights are what every form is held against."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bench.kv_quality import Scores, report, score
+from bench.made_forms import MADE, in_form, made
 from twostroke import LLM
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BackendError
@@ -34,9 +37,6 @@ from twostroke.models.weights.tensor import WeightKind, from_float32
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kv_quality import Scores, report, score
-
 Float32 = npt.NDArray[np.float32]
 ROWS, OUTPUTS, INPUTS = 64, 1024, 1024
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=1200)
-    parser.add_argument("--forms", default="q8_0,fp8,int4,q4_1")
+    parser.add_argument("--forms", default=",".join(("q8_0", "fp8", "int4", "q4_1", *MADE)))
     parser.add_argument("--backends", default="reference,cpu")
     options = parser.parse_args()
     forms = options.forms.split(",")
@@ -60,8 +60,10 @@ def main() -> None:
         is_form_alone = backend == "reference"
         if is_form_alone and form in GPU_FLOATS:
             continue
-        given = (floats, form)
-        if is_form_alone:
+        given: tuple[Checkpoint, str | None] = (floats, form)
+        if form in MADE:
+            given = in_form(floats, form), "none"
+        elif is_form_alone:
             given = replace(floats, tensors={name: brought(floats, name, form) for name in floats.tensors}), None
         try:
             report(form, backend, scored(given[0], tokenizer, backend, given[1], text, options.tokens), first)
@@ -94,7 +96,8 @@ def products(forms: list[str]) -> None:
     inputs = rng.standard_normal((ROWS, INPUTS))
     exact = inputs @ weights.astype(np.float64).T
     for form in (form for form in forms if form not in GPU_FLOATS):
-        error = inputs @ rounded(WeightKind[form.upper()], weights).astype(np.float64).T - exact
+        meant = made("", form, weights).to_float32() if form in MADE else rounded(WeightKind[form.upper()], weights)
+        error = inputs @ meant.astype(np.float64).T - exact
         share = np.sqrt((error**2).mean() / (exact**2).mean())
         print(f"{form:5} product of {ROWS} x {INPUTS} x {OUTPUTS}: error {share:.3%}", flush=True)
 

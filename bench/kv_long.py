@@ -2,7 +2,8 @@
 kernels, beside float64. `facts`: a number planted in real text at several depths, which the model is then asked for.
 
     PYTHONPATH=src:. python -m bench.kv_long numbers [--keys 131072] [--kinds f16,bf16,int8]
-    PYTHONPATH=src:. python -m bench.kv_long facts TEXT_FILE... [--contexts 2000,4000,8000] [--kinds f16,bf16,int8]"""
+    PYTHONPATH=src:. python -m bench.kv_long facts TEXT_FILE... [--contexts 2000,4000,8000] [--kinds f16,bf16,int8]
+    `facts` on a card: --backend cuda --kinds bf16,fp8,int8; its `numbers` are those of bench/cuda/kv_long.py."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1 << 17)
     parser.add_argument("--contexts", default="2000,4000,8000")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--backend", default="cpu", help="that facts are asked of")
     options = parser.parse_args()
     for kind in options.kinds.split(","):
         if options.check == "numbers":
@@ -82,7 +84,7 @@ def exact(bench: Bench, num_keys: int) -> tuple[np.ndarray, float]:
 def check_facts(kind: str, options: argparse.Namespace) -> None:
     contexts = [int(context) for context in options.contexts.split(",")]
     config = EngineConfig(
-        backend="cpu", max_context=max(contexts) + 16, speculate="off", kv=KVConfig(kind=kind, prefix_caching=False)
+        backend=options.backend, max_context=max(contexts) + 16, speculate="off", kv=KVConfig(kind=kind, prefix_caching=False)
     )
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in options.texts)
     with LLM(options.model, config) as llm:

@@ -1,7 +1,8 @@
 """What each kind of KV costs in quality: the perplexity of fixed texts, every kind over the same weights, against f16.
 Also how often the likeliest next token stays the same, and how far log probabilities move.
 
-    PYTHONPATH=src python bench/kv_quality.py TEXT_FILE... [--model smollm2] [--tokens 2000] [--kinds f16,bf16,int8]"""
+    PYTHONPATH=src:. python -m bench.kv_quality TEXT_FILE... [--model smollm2] [--tokens 2000] [--kinds f16,bf16,int8]
+    on a card: --backend cuda --kinds bf16,fp8,int8"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from twostroke import LLM, SamplingParams
-from twostroke.config import KVConfig
+from twostroke.config import EngineConfig, KVConfig
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,15 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=2000, help="the first so many of each text")
     parser.add_argument("--kinds", default="f16,bf16,int8", help="the first is what others are compared with")
+    parser.add_argument("--backend", default="cpu")
     options = parser.parse_args()
     texts = {path.name: path.read_text(encoding="utf-8") for path in options.texts}
     for name, text in texts.items():
         print(f"{name}: sha256 {hashlib.sha256(text.encode()).hexdigest()}")
     first: list[Scores] | None = None
     for kind in options.kinds.split(","):
-        with LLM(options.model, backend="cpu", max_context=options.tokens + 16, kv=KVConfig(kind=kind)) as llm:
+        config = EngineConfig(backend=options.backend, max_context=options.tokens + 16, kv=KVConfig(kind=kind))
+        with LLM(options.model, config) as llm:
             found = [score(llm, text, options.tokens) for text in texts.values()]
         first = first or found
         for name, its, base in zip(texts, found, first, strict=True):

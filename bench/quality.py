@@ -1,21 +1,18 @@
 """What 8-bit activations cost in quality: perplexity of a text on the CPU backend against the reference in float32,
 over the same weights, for several values of PEAK_RATIO (when a value that stands out gets a second digit).
 
-    PYTHONPATH=src python bench/quality.py TEXT_FILE [--model smollm2] [--tokens 1200] [--peak-ratios 3,4,5,8,1e9]"""
+    PYTHONPATH=src:. python -m bench.quality TEXT_FILE [--model smollm2] [--tokens 1200] [--peak-ratios 3,4,5,8,1e9]"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 
+from bench.kv_quality import report, score
 from twostroke import LLM
 from twostroke.models.resolve import resolve
-
-sys.path.insert(0, str(Path(__file__).parent))
-from kv_quality import report, score
 
 
 def main() -> None:

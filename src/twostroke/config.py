@@ -113,7 +113,7 @@ class EngineConfig:
         None,
         QUANTISE_CHOICES,
         FORMATS,
-        "What float weights are brought to on load: q8_0, q4_1, int4 or fp8 on cpu, fp8 or int4 on cuda, or none; "
+        "What float weights are brought to on load: q8_0, q4_1, int4 or fp8, or none; "
         "default: as suits the backend, on cpu q8_0, on cuda none, or fewer bits if memory is short. Weights stored "
         "quantised stay as they are; on cuda before Hopper they are brought to bf16 unless none is asked for or memory "
         "is short.",

@@ -11,6 +11,7 @@ from twostroke.core.errors import BackendError
 from twostroke.core.formats import GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.model_shape import ModelShape
+from twostroke.engine.meant_formats import otherwise
 from twostroke.engine.shape import shape_of
 from twostroke.engine.vectors import sizes_for
 from twostroke.machine import Machine, MemorySpace
@@ -68,7 +69,8 @@ def choose_formats(
     found = factory.formats(checkpoint, replace(format_wish(config, checkpoint), weights=weights))
     if isinstance(found, str):
         raise BackendError(f"the {factory.name} backend does not have what was asked for: {found}")
-    formats = found if reason is None else replace(found, reasons=(reason, *found.reasons))
+    reasons = (*([] if reason is None else [reason]), *found.reasons, *otherwise(checkpoint, found))
+    formats = replace(found, reasons=reasons)
     choice = _choice(config, checkpoint, here, factory, backend_reason, formats)
     return choice if config.quantise is not None else that_fits(choice, config, here)
 

@@ -20,7 +20,7 @@ from twostroke.models.spec import (
     ModelSpec,
     layer_name,
 )
-from twostroke.models.weights.tensor import WeightTensor, from_float32
+from twostroke.models.weights.tensor import WeightKind, WeightTensor, from_float32
 
 _SHOWN_NAMES = 4
 
@@ -37,10 +37,7 @@ def canonical_tensors(
     for stored_name, tensor in _with_joined_latents(source, stored, names, spec).items():
         if is_left_out(stored_name, names, spec):
             continue
-        targets, own_name = targets_of(names.plain(stored_name), names, in_layer)
-        if own_name in names.otherwise and targets is not None and targets[0] not in shapes:
-            _, index, _ = targets[0].split(".", 2)
-            targets = tuple(layer_name(int(index), target) for target in names.otherwise[own_name])
+        targets, own_name = targets_of(names.plain(stored_name), names, in_layer, shapes)
         if own_name in names.flattened:
             tensor = tensor.shaped((prod(tensor.shape),))
         if targets == ("output",) and (spec.tied_embeddings or not spec.has_output):
@@ -82,7 +79,10 @@ def is_left_out(stored_name: str, names: TensorNames, spec: ModelSpec) -> bool:
 
 
 def targets_of(
-    stored_name: str, names: TensorNames, in_layer: Mapping[str, tuple[str, ...]]
+    stored_name: str,
+    names: TensorNames,
+    in_layer: Mapping[str, tuple[str, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[tuple[str, ...] | None, str]:
     """The canonical names that a stored tensor holds (None when it is no tensor of this family), and its own name
     within a layer."""
@@ -91,7 +91,10 @@ def targets_of(
     match = _in_layer(stored_name, names)
     if match is None or match[2] not in in_layer:
         return None, ""
-    return tuple(layer_name(int(match[1]), target) for target in in_layer[match[2]]), match[2]
+    found = tuple(layer_name(int(match[1]), target) for target in in_layer[match[2]])
+    if match[2] in names.otherwise and found[0] not in shapes:
+        found = tuple(layer_name(int(match[1]), target) for target in names.otherwise[match[2]])
+    return found, match[2]
 
 
 def _in_layer(stored_name: str, names: TensorNames) -> re.Match[str] | None:
@@ -117,7 +120,8 @@ def _pieces(
         return
     each = len(names.stacked_experts[own_name])
     num_experts = len(targets) // each
-    inputs_first = own_name in names.inputs_first and not tensor.kind.is_quantised
+    keeps_order = not tensor.kind.is_quantised or tensor.kind is WeightKind.FP8  # blocks hold outputs first
+    inputs_first = own_name in names.inputs_first and keeps_order
     if inputs_first and len(tensor.shape) == 3:  # some who save such models again put outputs first
         one = [shapes[target] for target in targets[:each]]
         rows, columns = sum(shape[0] for shape in one), one[0][-1]

@@ -87,9 +87,9 @@ def _quantised_tensors(
     shapes, in_layer = spec.tensor_shapes(), names.in_layer(num_experts_of(spec))
 
     def role_of(stored_name: str) -> Role | None:
-        targets, own_name = targets_of(names.plain(stored_name), names, in_layer)
-        if targets is None or (targets[0] in shapes and len(shapes[targets[0]]) != 2):
-            return None
+        targets, own_name = targets_of(names.plain(stored_name), names, in_layer, shapes)
+        if targets is None or (targets[0] in shapes and len(shapes[targets[0]]) != 2) or targets[0].endswith(".conv"):
+            return None  # a convolution's rows meet one channel each: nobody stores it quantised
         if own_name in names.stacked_experts:
             return Role.EXPERTS
         return _ROLES.get(targets[0].rpartition(".")[2], Role.LINEAR)

@@ -10,7 +10,7 @@ from twostroke.planner.deployment import Deployment
 GPU_WEIGHTS = (*GPU_FLOATS, "f32")
 """What may be planned as held: weights in 32 bits are brought to 16 as they are loaded."""
 
-GPU_FEW_BITS = ("fp8", "int4")
+GPU_FEW_BITS = ("fp8", "int4", "q8_0", "q4_1")
 """What layers' weights are brought to on a GPU where they are asked to be."""
 
 GPU_KV_OF_ONE_BYTE = ("fp8", "int8")
@@ -29,7 +29,7 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     kept, kv = deployment.formats.weights, deployment.formats.kv
     is_planned_alone = deployment.own_shape is None and kept not in (*GPU_WEIGHTS, *GPU_FEW_BITS)
     if is_planned_alone:
-        reasons.append(f"on a GPU this engine brings weights to fp8 or int4: {kept} is planned, not run")
+        reasons.append(f"on a GPU this engine brings weights to {', '.join(GPU_FEW_BITS)}: {kept} is planned, not run")
     if kv not in (*GPU_FLOATS, *GPU_KV_OF_ONE_BYTE):
         reasons.append(f"on a GPU this engine keeps KV in 16 or 8 bits: {kv} is planned, not run")
     if deployment.devices_per_copy > 1:

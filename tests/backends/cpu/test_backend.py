@@ -242,7 +242,7 @@ def test_kv_bytes(checkpoint: Checkpoint) -> None:
 def test_formats_are_resolved_with_their_reasons_or_declined(checkpoint: Checkpoint) -> None:
     asked = FACTORY.formats(checkpoint, FormatWish(weights="q4_1", kv="int8"))
     assert isinstance(asked, Formats) and (asked.weights, asked.arithmetic, asked.kv) == ("q4_1", "int8", "int8")
-    assert asked.reasons == ("KV as asked for",)
+    assert asked.reasons == ("KV in int8 with a scale for each token and head",)
     left_open = FACTORY.formats(checkpoint)
     assert isinstance(left_open, Formats) and left_open.weights == STORED and left_open.kv in ("f16", "bf16")
     assert left_open.reasons == ("KV in the fastest of 16 bits on this CPU",)

@@ -114,11 +114,11 @@ def test_it_declines_shapes_that_its_kernels_do_not_have(
 @pytest.mark.usefixtures("asked_anew")
 def test_it_quantises_to_what_it_has_kernels_for(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
-    for weights in ("q8_0", "q4_k", "nvfp4"):
+    for weights in ("q4_0", "q4_k", "nvfp4"):
         declined = FACTORY.formats(checkpoint, FormatWish(weights))
-        assert declined == f"it brings weights to fp8 or int4 as it loads them, not to {weights}"
+        assert declined == f"it brings weights to fp8, int4, q8_0, q4_1 as it loads them, not to {weights}"
     assert FACTORY.preferred_weights == ()
-    for weights, arithmetic in (("fp8", "fp8"), ("int4", "bf16")):
+    for weights, arithmetic in (("fp8", "fp8"), ("int4", "bf16"), ("q8_0", "bf16"), ("q4_1", "bf16")):
         found = FACTORY.formats(checkpoint, FormatWish(weights))
         assert isinstance(found, Formats)
         assert (found.weights, found.arithmetic, found.kv) == (weights, arithmetic, "bf16")

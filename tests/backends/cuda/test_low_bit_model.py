@@ -36,7 +36,8 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import from_float32
 
 OLDER = Card("NVIDIA A100", 108, has_hopper_kernels=False)
-FORMATS = {"fp8": Formats("fp8", "fp8", "bf16"), "int4": Formats("int4", "bf16", "bf16")}
+FORMATS = {"fp8": Formats("fp8", "fp8", "bf16")}
+FORMATS |= {weights: Formats(weights, "bf16", "bf16") for weights in ("int4", "q8_0", "q4_1")}
 
 
 def brought_back(checkpoint: Checkpoint, weights: str) -> Checkpoint:
@@ -70,6 +71,7 @@ def in_16_bits(checkpoint: Checkpoint) -> Checkpoint:
         ("fp8", "llama_bias"),
         ("int4", "gemma2"),
         ("int4", "qwen3_moe"),
+        ("q4_1", "llama_bias"),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
             for pair in (
@@ -84,6 +86,10 @@ def in_16_bits(checkpoint: Checkpoint) -> Checkpoint:
                 ("int4", "gemma4"),
                 ("fp8", "gemma4_moe"),
                 ("fp8", "olmoe"),
+                ("q8_0", "llama"),
+                ("q8_0", "qwen3_moe"),
+                ("q4_1", "qwen3_moe"),
+                ("q4_1", "nemotron_h"),
             )
         ),
     ],
@@ -106,7 +112,7 @@ def test_a_model_says_what_the_reference_says_of_its_weights(
     assert abs(first - same) < 1e-4 < abs(first - other), "fewer bits are not the same weights"
 
 
-@pytest.mark.parametrize("weights", ["fp8", "int4"])
+@pytest.mark.parametrize("weights", FORMATS)
 def test_bytes_are_counted_as_they_are_held(weights: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(make_tiny("llama_bias", tmp_path)[0])
     formats, code = FORMATS[weights], QUANTISED_TO[weights]
@@ -172,7 +178,7 @@ def test_experts_lie_in_units_where_both_products_do_and_where_that_takes_no_mor
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("weights", ["fp8", "int4"])
+@pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("variant", ["qwen3_moe", "deepseek_v2", "qwen3_5"])
 def test_on_a_card_models_in_16_bits_are_near_the_reference(variant: str, weights: str, tmp_path: Path) -> None:
     """By Hopper's kernels: experts in units, beside attention of every kind."""

@@ -72,7 +72,7 @@ class CpuFactory:
             arithmetic="int8" if is_quantised else "f32",
             kv=wish.kv or fastest(isa.choose(isa_name)).value,
             stored=checkpoint.main_kind().name,
-            reasons=("KV as asked for" if wish.kv else "KV in the fastest of 16 bits on this CPU",),
+            reasons=(_kv_reason(wish),),
         )
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
@@ -140,6 +140,15 @@ class CpuFactory:
             companions=settings.companions,
             join=settings.join,
         )
+
+
+def _kv_reason(wish: FormatWish) -> str:
+    from twostroke.backends.cpu.kv_kind import KVKind
+
+    if wish.kv is None:
+        return "KV in the fastest of 16 bits on this CPU"
+    has_scales = KVKind(wish.kv).has_scales
+    return f"KV in {wish.kv} with a scale for each token and head" if has_scales else "KV as asked for"
 
 
 FACTORY = CpuFactory()

@@ -15,7 +15,7 @@ from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.layer_matrices import matrices_of
 from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape
-from twostroke.backends.cuda.stored_codes import QUANTISED_TO
+from twostroke.backends.cuda.stored_codes import QUANTISED_TO, SMALLER
 from twostroke.backends.cuda.supported import unsupported_layers
 from twostroke.backends.interface import BackendSettings, HeadNeeds
 from twostroke.core.errors import BackendError, install_hint
@@ -63,7 +63,7 @@ FIRST_COEFFICIENTS = Coefficients(
 class CudaFactory:
     name = "cuda"
     preferred_weights = ()
-    smaller_weights = (STORED, *QUANTISED_TO)
+    smaller_weights = (STORED, *SMALLER)
     suits = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=512, itl_target_ms=35.0)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
@@ -130,7 +130,7 @@ class CudaFactory:
     def _quantised(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str:
         """Float matrices of layers are brought to few bits as they are loaded."""
         if wish.weights not in QUANTISED_TO:
-            return f"it brings weights to {' or '.join(QUANTISED_TO)} as it loads them, not to {wish.weights}"
+            return f"it brings weights to {', '.join(QUANTISED_TO)} as it loads them, not to {wish.weights}"
         if checkpoint.has_quantised_matrices:
             return f"its weights are stored in few bits: rounding them again to {wish.weights} would add an error"
         if wish.weights == "fp8" and _lacks_float8():

@@ -68,7 +68,7 @@ def keep(path: Path, forms: Sequence[LowBitMatrix], threads: int) -> str | None:
 
 def _tensors(forms: Sequence[LowBitMatrix]) -> Iterator[torch.Tensor]:
     for form in forms:
-        found = (getattr(form, name, None) for name in ("data", "scales", "factors", "order"))
+        found = (getattr(form, name, None) for name in ("data", "highs", "scales", "offsets", "factors", "order"))
         yield from (tensor for tensor in found if isinstance(tensor, torch.Tensor))
 
 
@@ -85,8 +85,8 @@ def _builder_identity() -> bytes:
     """What decides the bytes beside the files: the sources that read, quantise and lay them out."""
     own, models = Path(__file__).parent, Path(checkpoint_module.__file__).parent
     kernels = Path(packed_format.__file__).parent
-    names = ("eight_bits", "expert_numbers", "expert_units", "four_bits", "packed_format", "row_forms", "unit_order")
-    forms = [kernels / f"{name}.py" for name in names]
+    names = ("block_rounding", "eight_bits", "expert_numbers", "expert_units", "four_bits", "grouped_numbers")
+    forms = [kernels / f"{name}.py" for name in (*names, "packed_format", "row_forms", "unit_order")]
     digest = hashlib.sha256()
     for path in sorted([*forms, own / "weights.py", own / "kept_forms.py", *models.rglob("*.py")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

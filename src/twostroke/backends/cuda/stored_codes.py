@@ -33,10 +33,22 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.stored_forms import ScaledTensor, ScaleKind
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
-QUANTISED_TO = {"fp8": FP8, "int4": INT4}
+QUANTISED_TO = {
+    "fp8": FP8,
+    "int4": INT4,
+    "q8_0": grouped_code(32, Grouping(4, "f16")),
+    "q4_1": grouped_code(32, Grouping(0, "f16", "added")),
+}
 """What layers' matrices are brought to as they are loaded, by the name of `Formats.weights`."""
-EXPERTS_TO = {"fp8": RowForm(8, "e4m3", 0, "f32").code, "int4": RowForm(4, "whole", INT4.group, "bf16").code}
+EXPERTS_TO = {
+    "fp8": RowForm(8, "e4m3", 0, "f32").code,
+    "int4": RowForm(4, "whole", INT4.group, "bf16").code,
+    "q8_0": RowForm(8, "whole", 32, "f16").code,
+    "q4_1": RowForm(4, "whole", 32, "f16", "added").code,
+}
 """And experts'."""
+SMALLER = ("fp8", "int4")
+"""Of those, what is taken unasked where memory is short."""
 BLOCKS: Mapping[WeightKind, tuple[int, Grouping]] = {
     WeightKind.Q8_0: (32, Grouping(4, "f16")),
     WeightKind.Q4_0: (32, Grouping(0, "f16")),

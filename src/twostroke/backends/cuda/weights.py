@@ -17,7 +17,6 @@ import torch
 
 from twostroke.backends.cuda import kept_forms
 from twostroke.backends.cuda.kernels.embedding import Places
-from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.layer_inputs import InputWeights
 from twostroke.backends.cuda.layer_matrices import ModelMatrix, head_of
@@ -132,7 +131,6 @@ class _LowBitPlace:
             if self.tensors[0].kind.is_quantised:
                 fill_stored(self.place, self.tensors)
                 return
-            assert not isinstance(self.place, GroupedMatrix)
             weight = torch.empty(self.product.shape, dtype=self.dtype, device=self.place.data.device)
             rows, start = weight.view(-1, self.product.width), 0
             for tensor in self.tensors:

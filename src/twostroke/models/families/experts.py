@@ -22,6 +22,11 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 HF_STACKED_EXPERTS = {"mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",)}
 
 
+def each_by_itself(place: str) -> dict[str, tuple[str, ...]]:
+    """A file tensor for each matrix of each expert, as tools that quantise write them where models stack them."""
+    return {f"{place}.{{}}.{name}_proj.weight": (name,) for name in ("gate", "up", "down")}
+
+
 def mlps_from_config(config: Fields, num_layers: int, dense: DenseMlp) -> tuple[Mlp, ...]:
     """Of each layer its experts, or the dense MLP where it has none. Whether shares are scaled to a sum of 1 is left to
     the family."""

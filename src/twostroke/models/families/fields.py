@@ -31,7 +31,8 @@ class Fields:
         return self.values.get(self.prefix + self.names.get(name, name))
 
     def error(self, name: str, complaint: str) -> ModelError:
-        return ModelError(f"{self.source}: {self.prefix}{self.names.get(name, name)} {complaint}")
+        own = self.names.get(name, name)
+        return ModelError(f"{self.source}: {self.prefix}{own if own.isprintable() else shown(own)} {complaint}")
 
     def refuse(self, name: str, complaint: str) -> None:
         """A sound setting that asks for something this code does not have."""

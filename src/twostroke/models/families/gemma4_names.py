@@ -32,6 +32,7 @@ HF_GEMMA4_NAMES = replace(
     HF_NAMES,
     whole={**HF_NAMES.whole, **{stored: (canonical,) for canonical, stored, _ in _WHOLE}},
     layer={**HF_GEMMA_NAMES.layer, **{stored: (canonical,) for canonical, stored, _ in _LAYER}},
+    experts=experts.each_by_itself("experts") | experts.each_by_itself("moe.experts"),
     stacked_experts={"experts.gate_up_proj": ("gate", "up"), "experts.down_proj": ("down",)},
     mlp_is_shared=True,
     ignored_prefixes=tuple(f"{outer}{name}" for outer in ("", "model.") for name in _OTHER_SENSES),

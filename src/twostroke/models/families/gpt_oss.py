@@ -44,6 +44,8 @@ _HF_STACKS = {f"mlp.experts.{stored}": names for stored, names in _STACKS.items(
 _HF_BIASES = {
     f"mlp.experts.{stored}_bias": tuple(f"{name}_bias" for name in names) for stored, names in _STACKS.items()
 }
+_HF_EACH = experts.each_by_itself("mlp.experts")
+_HF_EACH |= {f"mlp.experts.{{}}.{name}_proj.bias": (f"{name}_bias",) for name in ("gate", "up", "down")}
 _HF_NAMES = replace(
     HF_NAMES,
     layer={
@@ -52,6 +54,7 @@ _HF_NAMES = replace(
         "mlp.router.weight": ("router",),
         "mlp.router.bias": ("router_bias",),
     },
+    experts=_HF_EACH,
     stacked_experts={**_HF_STACKS, **_HF_BIASES},
     alternating=frozenset({"mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj_bias"}),
     inputs_first=frozenset(_HF_STACKS),

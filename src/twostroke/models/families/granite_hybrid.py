@@ -82,6 +82,7 @@ HF_NAMES_OF_EXPERTS = replace(
         "block_sparse_moe.router.layer.weight": ("router",),
         **{f"shared_mlp.{stored}": tuple(f"shared.{name}" for name in names) for stored, names in _STACKS.items()},
     },
+    experts=experts.each_by_itself("block_sparse_moe.experts"),
     stacked_experts={f"block_sparse_moe.{stored}": names for stored, names in _STACKS.items()},
 )
 _HF_NAMES = replace(

@@ -15,7 +15,6 @@ from twostroke.models.quantised.scheme import (
     MatrixScheme,
     NameList,
     Quantisation,
-    Role,
     Rule,
     Strategy,
 )
@@ -99,7 +98,6 @@ def read(fields: Fields) -> Quantisation:
         tuple(rules),
         settings.name_list(fields, "ignore", Matching.EXACT),
         kv=kv_scheme(fields),
-        open_roles=frozenset({Role.ROUTER}),
     )
 
 

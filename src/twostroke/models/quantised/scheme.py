@@ -181,8 +181,9 @@ class Quantisation:
     rules: tuple[Rule, ...]
     """The first that has a module's name decides; of those by class, the first."""
     ignore: NameList
-    open_roles: frozenset[Role] = frozenset({Role.ROUTER})
-    """Of modules that no rule names: these are as they are stored."""
+    open_roles: frozenset[Role] = frozenset({Role.ROUTER, Role.EXPERTS})
+    """Of modules that no rule names: these are as they are stored. Stacked experts are no module of the class Linear,
+    and most tools leave them as they are."""
     float_roles: frozenset[Role] = frozenset({Role.EMBEDDING})
     """And these are floats."""
     kv: KVScheme | None = None

@@ -76,4 +76,5 @@ def section(fields: Fields, name: str, value: object) -> Fields:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise fields.error(name, f"must be an object, not {shown(value)}")
     plain: Mapping[str, Any] = value
-    return Fields(f"{fields.source}: {fields.prefix}{name[:60]}", plain)
+    own = name[:60] if name.isprintable() else shown(name)
+    return Fields(f"{fields.source}: {fields.prefix}{own}", plain)

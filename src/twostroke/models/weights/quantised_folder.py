@@ -36,8 +36,13 @@ _PARTS = ({part for parts in _LAYOUT_PARTS.values() for part in parts} | set(_IN
 _STACKED_PARTS = {
     "_blocks": "blocks",
     "_scales": "scales",
+    "_packed": "weight_packed",
+    "_shape": "weight_shape",
     "_scale_inv": "weight_scale_inv",
     "_scale": "weight_scale",
+    "_zero_point": "weight_zero_point",
+    "_global_scale": "weight_global_scale",
+    **{f"_{part}": part for part in _INPUT_PARTS},
 }
 """How names of stacked experts end, which have no `.weight`."""
 _KV_NAMES = {
@@ -106,8 +111,9 @@ class Folder:
             return weight.as_weights()
         stored_as = "quantised" if weight is None else weight.dtype
         module, by = owner.removesuffix(".weight"), self.quantisation.source
+        plain = self.plain_name(owner).removesuffix(".weight")
         try:
-            scheme, expected = self.quantisation.scheme_of((module, self.plain_name(module)), role)
+            scheme, expected = self.quantisation.scheme_of((module, plain), role)
         except UnreadablePatternError as error:
             raise ModelError(f"{by} holds a pattern that {error}") from None
         if is_quantised and role is Role.EMBEDDING:

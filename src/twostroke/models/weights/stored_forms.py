@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -228,8 +229,7 @@ class ScaledTensor(WeightTensor):
         if own.rows_per_scale > 1:
             scales = np.repeat(scales, own.rows_per_scale, axis=0)[: self.num_rows]
         zeros = None if own.zeros is None else own.zeros[first::step]
-        shape, empty = (count, self.shape[-1]), np.empty((count, 0), dtype=np.uint8)
-        frame = replace(own, shape=shape, codes=empty, scales=scales[first::step], rows_per_scale=1, zeros=zeros)
+        frame = _frame_like(own, (count, self.shape[-1]), scales[first::step], 1, zeros=zeros)
 
         def own_codes(start: int, stop: int) -> Bytes:
             if stop <= start:
@@ -237,19 +237,58 @@ class ScaledTensor(WeightTensor):
             return codes_of(begin + start * step, begin + (stop - 1) * step + 1)[::step]
 
         share = self.stored_bytes * count // max(1, self.num_rows)
-        return ScaledTensor(self.name, shape, share, frame, own_codes, self.activations)
+        return ScaledTensor(self.name, frame.shape, share, frame, own_codes, self.activations)
 
-    def turned(self) -> WeightTensor:
-        raise NotImplementedError("no folder that is quantised holds inputs before outputs")
+    def turned(self) -> ScaledTensor:
+        """Of numbers of a byte each: some files stack experts with inputs before outputs."""
+        own, codes_of, first = self.outline, self._codes_of, self._start
+        if own.kind is not WeightKind.FP8:
+            raise ValueError(f"a matrix in {own.kind.name} has its outputs first, and cannot be turned")
+        rows, inputs = own.shape
+        scales = np.ascontiguousarray(own.scales.T)
+        frame = _frame_like(own, (inputs, rows), scales, own.group_size, group_size=own.rows_per_scale)
+
+        def own_codes(start: int, stop: int) -> Bytes:
+            return np.ascontiguousarray(codes_of(first, first + rows)[:, start:stop].T)
+
+        return ScaledTensor(self.name, frame.shape, self.stored_bytes, frame, own_codes, self.activations)
 
     def flat(self) -> ScaledTensor:
         return self.rows(0, self.num_rows)
 
-    def take_rows(self, order: npt.NDArray[np.intp]) -> WeightTensor:
-        raise NotImplementedError("no folder that is quantised orders rows otherwise than they are multiplied")
+    def take_rows(self, order: npt.NDArray[np.intp]) -> ScaledTensor:
+        """A view with some rows in another order. Blocks of rows that stay together keep sharing their scales."""
+        own, begin, codes_of, each = self.outline, self._start, self._codes_of, self.outline.rows_per_scale
+        owners = order // each
+        firsts = order[::each]
+        is_whole = len(order) % each == 0 and not (firsts % each).any()
+        if is_whole and np.array_equal(order.reshape(-1, each), firsts[:, None] + np.arange(each)):
+            owners = owners[::each]
+        else:
+            each = 1
+        zeros = None if own.zeros is None else own.zeros[order]
+        frame = _frame_like(own, (len(order), self.shape[-1]), own.scales[owners], each, zeros=zeros)
+
+        def own_codes(start: int, stop: int) -> Bytes:
+            if stop <= start:
+                return codes_of(begin, begin)
+            wanted = order[start:stop]
+            low = int(wanted.min())
+            return codes_of(begin + low, begin + int(wanted.max()) + 1)[wanted - low]
+
+        share = self.stored_bytes * len(order) // max(1, self.num_rows)
+        return ScaledTensor(self.name, frame.shape, share, frame, own_codes, self.activations)
 
     def to_float32(self) -> Float32:
         return self.parts().to_float32().reshape(self.shape)
+
+
+def _frame_like(
+    own: Parts, shape: tuple[int, int], scales: npt.NDArray[np.generic], rows_per_scale: int, **changes: Any
+) -> Parts:
+    """Parts without codes, of another shape."""
+    codes = np.empty((shape[0], 0), dtype=np.uint8)
+    return replace(own, shape=shape, codes=codes, scales=scales, rows_per_scale=rows_per_scale, **changes)
 
 
 def unpack_nibbles(packed: Bytes) -> Bytes:

@@ -36,9 +36,9 @@ _FLOATS = ("BF16", "F16", "F32")
 def _packed_integers(stored: Stored) -> ScaledTensor:
     """Words of 32 bits, the first input lowest: on this side's byte order, bytes with the first input below."""
     bits = stored.scheme.bits
-    packed = stored.need("weight_packed", "I32", ndim=2)
+    packed, experts = _matrices(stored, stored.need("weight_packed", "I32"))
     rows, words = packed.shape
-    inputs = _whole_shape(stored, rows)
+    inputs = _whole_shape(stored, rows, experts)
     if words != -(-inputs * bits // 32) or inputs * bits % 8:
         raise stored.error(f"has a weight_packed of shape {packed.shape}, and {inputs} inputs of {bits} bits")
     scales = scales_of(stored, "weight_scale", _FLOATS, rows, inputs)
@@ -47,18 +47,27 @@ def _packed_integers(stored: Stored) -> ScaledTensor:
     order = _order(stored, "weight_g_idx", inputs, scales)
     codes = packed.data.reshape(rows, -1)[:, : inputs * bits // 8]
     frame = replace(frame_of(kind, rows, inputs, scales), zeros=zeros, group_of_input=order)
-    return stored.tensor(frame, lambda start, stop: codes[start:stop])
+    return stored.tensor(frame, lambda start, stop: codes[start:stop], experts)
 
 
-def _whole_shape(stored: Stored, rows: int) -> int:
-    """The inputs, by `weight_shape`, whose first number must be the rows."""
+def _matrices(stored: Stored, raw: RawTensor) -> tuple[RawTensor, int | None]:
+    """A matrix, or a stack of experts as one matrix, and how many they are."""
+    if len(raw.shape) not in (2, 3):
+        raise stored.error(f"has numbers of shape {raw.shape}, and a matrix is asked for, or a stack of them")
+    experts = raw.shape[0] if len(raw.shape) == 3 else None
+    return replace(raw, shape=(prod(raw.shape[:-1]), raw.shape[-1])), experts
+
+
+def _whole_shape(stored: Stored, rows: int, experts: int | None) -> int:
+    """The inputs, by `weight_shape`, whose other numbers must be the rows'."""
     shape = stored.need("weight_shape", "I64", "I32")
-    if prod(shape.shape) != 2:
+    if prod(shape.shape) not in (2, 3):
         raise stored.error(f"has a weight_shape of shape {shape.shape}, and two numbers are asked for")
     found = [int(size) for size in np.frombuffer(shape.data.tobytes(), "<i8" if shape.dtype == "I64" else "<i4")]
-    if found[0] != rows or not 0 < found[1] < _MAX_INPUTS:
+    each = rows // (experts or 1)
+    if found[:-1] not in ([each], [rows], [experts, each]) or not 0 < found[-1] < _MAX_INPUTS:
         raise stored.error(f"has a weight_shape of {found}, and its weight_packed has {rows} rows")
-    return found[1]
+    return found[-1]
 
 
 def _packed_zeros(stored: Stored, rows: int, groups: int) -> Bytes | None:
@@ -68,6 +77,9 @@ def _packed_zeros(stored: Stored, rows: int, groups: int) -> Bytes | None:
     if zeros is None:
         return None
     bits = stored.scheme.bits
+    zeros, experts = _matrices(stored, zeros)  # where a stack's rows share words, they are packed as one
+    if experts is not None and rows // experts * bits % 32:
+        raise stored.error(f"has zero points of experts of {rows // experts} rows, which are no whole words")
     stored.shaped("weight_zero_point", zeros, (-(-rows * bits // 32), groups))
     by_column = np.ascontiguousarray(zeros.data.view("<u4").reshape(-1, groups).T)  # [groups, words]
     codes = by_column.view(np.uint8).reshape(groups, -1)
@@ -149,12 +161,12 @@ def _with_found_strategy(stored: Stored, part: str, rows: int) -> Stored:
 
 def _packed_fp4(stored: Stored) -> ScaledTensor:
     """NVFP4, whose scales are divided by one of the whole tensor; or MXFP4."""
-    packed = stored.need("weight_packed", "U8", ndim=2)
+    packed, experts = _matrices(stored, stored.need("weight_packed", "U8"))
     if stored.scheme.group_size == 32:
-        return _fp4(stored, packed, WeightKind.MXFP4_PARTS, "weight_scale", _SMALL)
+        return _fp4(stored, packed, WeightKind.MXFP4_PARTS, "weight_scale", _SMALL, experts=experts)
     tensor_scale = stored.scalar("weight_global_scale", is_needed=True)
     kind, dtypes = WeightKind.NVFP4_PARTS, ("F8_E4M3",)
-    return _fp4(stored, packed, kind, "weight_scale", dtypes, global_scale=tensor_scale, divides=True)
+    return _fp4(stored, packed, kind, "weight_scale", dtypes, experts=experts, global_scale=tensor_scale, divides=True)
 
 
 def _modelopt_fp4(stored: Stored) -> ScaledTensor:

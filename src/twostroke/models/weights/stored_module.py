@@ -75,11 +75,13 @@ class Stored:
     def nbytes(self) -> int:
         return sum(part.data.nbytes for part in self.parts.values())
 
-    def activations(self) -> Activations | None:
+    def activations(self, experts: int | None) -> Activations | None:
         meant = self.scheme.activations
         if meant is None or meant.is_dynamic or meant.strategy != "tensor":
             return meant
         part = "activation_scale" if "activation_scale" in self.parts else "input_scale"
+        if experts is not None and part in self.parts and prod(self.parts[part].shape) == experts:
+            return meant  # each expert has its own
         found = self.scalar(part, is_needed=False)
         return meant if found is None else replace(meant, scale=float(found))
 
@@ -87,7 +89,7 @@ class Stored:
         """`experts`: that the matrix stacks."""
         rows, inputs = frame.shape
         shape = (rows, inputs) if experts is None else (experts, rows // experts, inputs)
-        return ScaledTensor(self.name, shape, self.nbytes, frame, codes_of, self.activations())
+        return ScaledTensor(self.name, shape, self.nbytes, frame, codes_of, self.activations(experts))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.kernels import row_forms
+from twostroke.backends.cuda.kernels.block_rounding import rounded_in_blocks
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, LARGEST, LEAST_SCALE
 from twostroke.backends.cuda.kernels.four_bits import quantised_by_groups
 from twostroke.backends.cuda.kernels.packed_format import TABLES, Code
@@ -99,13 +100,17 @@ class ExpertMatrix:
 
     def quantise(self, weights: torch.Tensor) -> None:
         """From floats [experts, rows, width], to the nearest."""
+        form, minimums = self.form, None
         for expert, weight in enumerate(weights):
-            if self.form.levels == "e4m3":
+            if form.levels == "e4m3":
                 scales = torch.clamp(weight.abs().amax(1).float() / LARGEST, min=LEAST_SCALE)[:, None]
                 numbers = (weight.float() / scales).to(E4M3).view(torch.uint8)
+            elif form.scale == "f16":
+                has_minimum = form.offset == "added"
+                numbers, scales, minimums = rounded_in_blocks(weight, form.group, form.bits, has_minimum=has_minimum)
             else:
-                numbers, scales = quantised_by_groups(weight, self.form.group)
-            self.put(expert * len(weight), numbers, scales)
+                numbers, scales = quantised_by_groups(weight, form.group)
+            self.put(expert * len(weight), numbers, scales, offsets=minimums)
 
     def dequantised(self) -> torch.Tensor:
         """float32 [experts, rows, width], as bfloat16 has them"""

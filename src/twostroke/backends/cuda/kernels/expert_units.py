@@ -77,7 +77,6 @@ class ExpertUnits:
     def quantise(self, weights: torch.Tensor) -> None:
         """From floats [experts, rows, width]"""
         for matrix, weight in zip(self, weights, strict=True):
-            assert not isinstance(matrix, GroupedMatrix)
             matrix.quantise(weight)
 
     def dequantised(self) -> torch.Tensor:

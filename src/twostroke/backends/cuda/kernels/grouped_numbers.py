@@ -15,6 +15,7 @@ import triton.language as tl
 from torch.nn import functional
 
 from twostroke.backends.cuda.compile_ahead import launcher
+from twostroke.backends.cuda.kernels.block_rounding import rounded_in_blocks
 from twostroke.backends.cuda.kernels.eight_bits import E4M3
 from twostroke.backends.cuda.kernels.packed_format import (
     LOW_BIT_DEPTH,
@@ -98,6 +99,14 @@ class GroupedMatrix:
             first = unit * UNIT_ROWS
             rows = min(step * UNIT_ROWS, self.rows - first)
             yield first, GroupedMatrix(self.data[unit : unit + step], self.code, rows, self.width, False)
+
+    def quantise(self, weight: torch.Tensor) -> None:
+        """From floats [rows, width], to the numbers and scales that GGUF's blocks would have."""
+        own = self.grouping
+        assert own.scale == "f16" and own.table is None and not own.is_float8 and self.order is None
+        bits, has_minimum = 4 + own.high_bits, own.offset == "added"
+        numbers, scales, minimums = rounded_in_blocks(weight, self.code.group, bits, has_minimum=has_minimum)
+        self.put(numbers, GroupValues(scales, minimums))
 
     def put(self, numbers: torch.Tensor, values: GroupValues) -> None:
         """numbers: uint8 [rows, width], in `order`"""

@@ -1,0 +1,22 @@
+"""What a quantised folder's makers meant, and this engine does otherwise: told in a line each, so that nobody takes the
+file's word for it."""
+
+from __future__ import annotations
+
+from twostroke.core.formats import KV_BITS, Formats
+from twostroke.models.checkpoint import Checkpoint
+
+
+def otherwise(checkpoint: Checkpoint, formats: Formats) -> tuple[str, ...]:
+    quantisation = checkpoint.quantisation
+    if quantisation is None:
+        return ()
+    told = []
+    is_meant_small = quantisation.kv is not None or checkpoint.kv_scales is not None
+    if is_meant_small and KV_BITS.get(formats.kv, 16.0) >= 16:  # in a byte, the backend says whose scales it takes
+        meant = "fp8" if quantisation.kv is None else quantisation.kv.kind
+        told.append(f"the file means KV in {meant}, which is kept in {formats.kv} unless --kv-type says otherwise")
+    inputs = [scheme.activations for scheme in quantisation.schemes if scheme.activations is not None]
+    if any(not one.is_dynamic for one in inputs):
+        told.append("scales that the file has for inputs of matrices are not used: inputs are measured as they come")
+    return tuple(told)

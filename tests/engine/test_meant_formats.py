@@ -1,0 +1,53 @@
+"""What a quantised folder means and an engine does otherwise is told when the engine starts, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.models.quantised.folders import arguments, make_quantised
+
+from twostroke import machine
+from twostroke.backends.cpu import FACTORY
+from twostroke.config import EngineConfig, KVConfig
+from twostroke.engine.formats import choose_formats
+from twostroke.models.loading import load_checkpoint
+
+OF_KV = "the file means KV in fp8"
+OF_INPUTS = "scales that the file has for inputs of matrices are not used"
+
+
+def told(folder: Path, kv: str = "auto") -> str:
+    config = EngineConfig(backend="cpu", kv=KVConfig(kind=kv))
+    return choose_formats(config, load_checkpoint(folder), machine.detect(), FACTORY, "asked for").formats.line
+
+
+def with_kv_scheme(folder: Path) -> Path:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["kv_cache_scheme"] = arguments(8, "float", "tensor")
+    path.write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("form", "has_kv", "found"),
+    [
+        ("ct_fp8_tensor", True, {OF_KV, OF_INPUTS}),
+        ("ct_fp8_channel", True, {OF_KV}),
+        ("fp8_static", False, {OF_INPUTS}),
+        ("modelopt_fp8", False, {OF_INPUTS}),
+        ("fp8_block", False, set()),
+        ("awq", False, set()),
+    ],
+)
+def test_what_is_not_as_the_file_means_it(form: str, has_kv: bool, found: set[str], tmp_path: Path) -> None:
+    folder = make_quantised(form, tmp_path)[0]
+    line = told(with_kv_scheme(folder) if has_kv else folder)
+    assert {one for one in (OF_KV, OF_INPUTS) if one in line} == found
+
+
+def test_kv_of_a_byte_says_whose_scales_it_has(tmp_path: Path) -> None:
+    line = told(with_kv_scheme(make_quantised("ct_fp8_channel", tmp_path)[0]), kv="int8")
+    assert OF_KV not in line and "KV in int8 with a scale for each token and head" in line
