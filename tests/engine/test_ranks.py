@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny, sharded_variants
+from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny, variants
 
 from twostroke import LLM, SamplingParams
 from twostroke.config import EngineConfig, KVConfig
@@ -246,7 +246,7 @@ def test_an_engine_of_a_fleet_is_one_process(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("variant", sharded_variants())
+@pytest.mark.parametrize("variant", variants())
 def test_every_family_in_processes(variant: str, size: int, tmp_path: Path) -> None:
     folder, _ = make_tiny(variant, tmp_path)
     found = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.backends.cpu.random_weights import random_tensor
 from tests.models.quantised.folders import FORMATS, make_quantised
-from tests.models.tiny_checkpoints import make_tiny, sharded_variants
+from tests.models.tiny_checkpoints import make_tiny, variants
 
 from twostroke.backends.host.kept_weights import source_of
 from twostroke.core.errors import ModelError
@@ -19,7 +19,19 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import DrawnPart, random_tensors
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.shard import Shard, described, shard_checkpoint
-from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec, MoeSpec
+from twostroke.models.spec import (
+    DenseMlp,
+    GatedDeltaNet,
+    GroupedAttention,
+    LayerSpec,
+    Mamba2,
+    ModelSpec,
+    MoeSpec,
+    NormPart,
+    Recurrent,
+    ShortConvolution,
+    WideNorms,
+)
 from twostroke.models.weights.stored_forms import ScaledTensor
 from twostroke.models.weights.tensor import BLOCK_KINDS, WeightKind
 
@@ -63,7 +75,7 @@ def test_heads_go_with_their_kv_heads(heads: int, kv_heads: int, size: int, expe
         first_head += part.spec.layers[1].grouped.num_heads
 
 
-@pytest.mark.parametrize("variant", sharded_variants())
+@pytest.mark.parametrize("variant", variants())
 def test_every_tensor_of_a_part_has_the_shape_that_it_declares(variant: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
     for size in (2, 3, 4):
@@ -172,7 +184,120 @@ def test_blocks_of_the_file_bind_where_it_is_cut() -> None:
         parts_of(stored, 4)
 
 
-def test_layers_that_keep_states_are_not_shared(tmp_path: Path) -> None:
-    checkpoint = load_checkpoint(make_tiny("lfm2", tmp_path)[0])
-    with pytest.raises(ModelError, match="layers that keep a state in place of keys and values cannot be shared"):
-        parts_of(checkpoint, 2)
+DELTA = GatedDeltaNet(4, 8, 16, 32, 4)
+MAMBA = Mamba2(8, 16, 32, 2, 4, norm_groups=2)
+CONVOLUTION = ShortConvolution(64, 3)
+
+
+def state_model(mixer: Recurrent, kind: WeightKind = WeightKind.F32) -> Checkpoint:
+    spec = ModelSpec("test", 50, 64, 128, (LayerSpec(mixer, None), LayerSpec(None, DenseMlp(256))), 1e-6)
+    return Checkpoint("test", Path("nowhere"), spec, random_tensors(spec, kind))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "size", "expected"),
+    [
+        (DELTA, 2, "heads of states 4 + 4, their key heads 2 + 2"),
+        (DELTA, 3, "heads of states 4 + 2 + 2, their key heads 2 + 1 + 1"),
+        (replace(DELTA, num_key_heads=2), 4, "heads of states 2 + 2 + 2 + 2, their key heads 1 + 1 + 1 + 1"),
+        (replace(DELTA, num_key_heads=2), 3, "heads of states 2 + 2 + 4, their key heads 1 + 1 + 1"),
+        (MAMBA, 2, "heads of states 4 + 4, their groups 1 + 1"),
+        (MAMBA, 4, "heads of states 2 + 2 + 2 + 2, their groups 1 + 1 + 1 + 1"),
+        (replace(MAMBA, num_groups=1, norm_groups=1), 3, "heads of states 3 + 3 + 2, their groups 1 + 1 + 1"),
+        (CONVOLUTION, 3, "channels of convolutions 22 + 21 + 21"),
+    ],
+)
+def test_heads_that_keep_states_go_with_those_that_serve_them(mixer: Recurrent, size: int, expected: str) -> None:
+    """A layer of one block stays one."""
+    checkpoint = state_model(mixer)
+    parts = parts_of(checkpoint, size)
+    assert described([part.spec for part in parts]).startswith(f"{expected}, MLP columns ")
+    whole = checkpoint.tensors["layers.0.o"].to_float32()
+    np.testing.assert_array_equal(
+        np.concatenate([part.tensors["layers.0.o"].to_float32() for part in parts], axis=1), whole
+    )
+    for part in parts:
+        assert part.spec.layers[0].mlp is None and part.spec.layers[1].attention is None
+        assert {name: one.shape for name, one in part.tensors.items()} == part.spec.tensor_shapes()
+        assert all(one.to_float32().shape == one.shape for one in part.tensors.values())
+
+
+def test_a_convolutions_channels_go_with_their_heads() -> None:
+    checkpoint = state_model(DELTA)
+    conv = checkpoint.tensors["layers.0.conv"].to_float32()
+    second = parts_of(checkpoint, 2)[1].tensors["layers.0.conv"].to_float32()
+    rows = [*range(32, 64), *range(64 + 32, 128), *range(128 + 128, 128 + 256)]  # of queries, keys, values
+    np.testing.assert_array_equal(second, conv[rows])
+
+
+@pytest.mark.parametrize("kind", [WeightKind.F32, WeightKind.Q8_0])
+@pytest.mark.parametrize(("size", "heads"), [(2, [2, 3, 6, 7]), (4, [3, 7])])
+def test_value_heads_in_turns(kind: WeightKind, size: int, heads: list[int]) -> None:
+    """As later GGUF files order them: each turn has one for each key head, and the last rank has the last of each."""
+    checkpoint = state_model(replace(DELTA, tiled=True), kind)
+    part = parts_of(checkpoint, size)[-1]
+    rows = [row for head in heads for row in range(32 * head, 32 * head + 32)]
+    for name, wanted in (("v", rows), ("z", rows), ("dt", heads), ("decay", heads)):
+        whole = checkpoint.tensors[f"layers.0.{name}"].to_float32()
+        np.testing.assert_array_equal(part.tensors[f"layers.0.{name}"].to_float32(), whole[wanted])
+    whole = checkpoint.tensors["layers.0.o"].to_float32()
+    np.testing.assert_array_equal(part.tensors["layers.0.o"].to_float32(), whole[:, rows])
+    assert part.tensors["layers.0.o"].kind is kind
+
+
+def test_who_sums_the_squares_of_what_is_normed_together(tmp_path: Path) -> None:
+    """Keys that two ranks hold are counted once. Groups that lie on one rank each need no sum, on any rank."""
+    checkpoint = load_checkpoint(make_tiny("olmo2", tmp_path)[0])
+    norms = [part.spec.layers[0].grouped.wide_norms for part in parts_of(checkpoint, 4)]
+    assert norms == [WideNorms(64, 32, counts_keys=counts) for counts in (True, False, True, False)]
+    assert parts_of(checkpoint, 1)[0].spec.layers[0].grouped.wide_norms is None
+
+    def parts_of_norm(mixer: Mamba2, size: int) -> list[NormPart | None]:
+        own = [part.spec.layers[0].attention for part in parts_of(state_model(mixer), size)]
+        return [one.norm_part for one in own if isinstance(one, Mamba2)]
+
+    assert parts_of_norm(MAMBA, 2) == [None, None]
+    assert parts_of_norm(MAMBA, 4) == [NormPart(group, 2, 64) for group in (0, 0, 1, 1)]
+    assert parts_of_norm(MAMBA, 3) == [NormPart(0, 2, 64), NormPart(0, 2, 64), NormPart(1, 2, 64)]
+    assert parts_of_norm(replace(MAMBA, norm_groups=1), 2) == [NormPart(0, 1, 128)] * 2
+
+
+@pytest.mark.parametrize(
+    ("mixer", "size", "unit", "sentence"),
+    [
+        (
+            replace(DELTA, num_key_heads=2),
+            9,
+            1,
+            "8 value heads cannot be shared by 9 ranks: a key head has 4",
+        ),
+        (DELTA, 3, 32, "4 key heads, which stay together in runs of 2, cannot be shared by 3 ranks"),
+        (replace(DELTA, tiled=True), 4, 64, "4 key heads, which stay together in runs of 4, cannot be shared by 4"),
+        (
+            replace(DELTA, num_key_heads=3, num_value_heads=6, key_dim=64, tiled=True),
+            2,
+            64,
+            "6 value heads, in turns of 3, cannot be shared by 2 ranks: 64 columns of the output projection stay",
+        ),
+        (MAMBA, 9, 1, "8 heads cannot be shared by 9 ranks: a group has 4 heads for 5 ranks"),
+        (
+            replace(MAMBA, num_heads=9, num_groups=3, norm_groups=2),
+            3,
+            1,
+            "the width of states is normed in 2 groups, which 3 ranks cut otherwise than its heads",
+        ),
+        (CONVOLUTION, 3, 32, "64 channels of a convolution, which stay together in runs of 32, cannot be shared by 3"),
+    ],
+)
+def test_states_that_cannot_be_shared_are_refused_in_a_sentence(
+    mixer: Recurrent, size: int, unit: int, sentence: str
+) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        parts_of(state_model(mixer), size, unit)
+
+
+def test_models_that_give_vectors_are_refused() -> None:
+    checkpoint = model(4, 2, DenseMlp(96))
+    vectors = replace(checkpoint, spec=replace(checkpoint.spec, has_output=False, tied_embeddings=False))
+    with pytest.raises(ModelError, match="a model that gives vectors is not shared by ranks"):
+        parts_of(vectors, 2)

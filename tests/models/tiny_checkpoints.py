@@ -308,6 +308,10 @@ def _qwen3_next(**settings: Any) -> PreTrainedModel:
     return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**own))
 
 
+def _qwen3_next_mixed(**settings: Any) -> PreTrainedModel:
+    return _qwen3_next(mlp_only_layers=[1], norm_topk_prob=False, linear_value_head_dim=16, **settings)
+
+
 def _qwen3_5(**settings: Any) -> PreTrainedModel:
     return transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**{**_SIZES, **_DELTA_NET, **settings}))
 
@@ -497,7 +501,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
     "qwen3_next": _qwen3_next,
-    "qwen3_next_mixed": lambda: _qwen3_next(mlp_only_layers=[1], norm_topk_prob=False, linear_value_head_dim=16),
+    "qwen3_next_mixed": _qwen3_next_mixed,
     "qwen3_5": _qwen3_5,
     "qwen3_5_moe": _qwen3_5_moe,
     "qwen3_5_vision": _qwen3_5_vision,
@@ -547,20 +551,10 @@ _BEYOND_HOST = (
     "hunyuan",
 )
 """Families that not every backend computes."""
-_KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
 
 
 def variants() -> list[str]:
     return list(_BUILDERS)
-
-
-NORMED_OVER_HEADS = ("minimax_m2", "olmo2", "olmo3", "olmoe")
-"""Those whose norms of queries span all heads, which no ranks can share."""
-
-
-def sharded_variants() -> list[str]:
-    """Those whose layers several ranks can share: none keeps a state."""
-    return [one for one in _BUILDERS if one not in NORMED_OVER_HEADS and not one.startswith(_KEEP_STATES)]
 
 
 TEXT_HALVES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")

@@ -19,6 +19,18 @@ class QueryGrowth:
     context: int
 
 
+@dataclass(frozen=True, slots=True)
+class WideNorms:
+    """Of a rank (`models/shard.py`) whose queries and keys are normed together with other ranks': by the squares of
+    all."""
+
+    query_width: int
+    """On all ranks together; and of keys, each counted once."""
+    kv_width: int
+    counts_keys: bool
+    """Of several ranks that hold the same keys, one adds their squares."""
+
+
 KV_TENSORS = ("k", "v", "k_bias", "v_bias", "k_norm")
 """That keys and values are made with."""
 
@@ -45,6 +57,8 @@ class GroupedAttention:
     """Hunyuan: that norm is behind rope."""
     norm_spans_heads: bool = False
     """MiniMax M2, OLMo 2: that norm is over all heads of a token together."""
+    wide_norms: WideNorms | None = None
+    """Where that norm is over heads of several ranks; None: all heads are here."""
     value_norm: bool = False
     """Gemma 4: an RMSNorm over each head's values, too, without a weight."""
     keys_are_values: bool = False

@@ -12,6 +12,7 @@ from twostroke.models.spec import (
     GroupedAttention,
     LatentAttention,
     LayerSpec,
+    Mamba2,
     Mlp,
     ModelSpec,
     MoeSpec,
@@ -38,6 +39,7 @@ class Feature(Enum):
     SHARED_KV = "it has no layers that read another layer's keys and values"
     OWN_VALUES = "its values have a matrix of their own, and no norm"
     WIDE_NORMS = "it norms queries and keys by the head alone"
+    RANK_NORMS = "its norms are over numbers of one rank"
     LATE_NORMS = "it norms queries and keys before it rotates them"
     LAYER_INPUTS = "it has no vectors for each layer and token, and no scales of layers"
     OUTPUT_NORMS = "its layers have a norm before each block"
@@ -48,7 +50,11 @@ class Feature(Enum):
 
 
 EVERYTHING = frozenset(Feature)
-COMPUTED: dict[str, frozenset[Feature]] = {"reference": EVERYTHING, "cpu": EVERYTHING, "cuda": EVERYTHING}
+COMPUTED: dict[str, frozenset[Feature]] = {
+    "reference": EVERYTHING,
+    "cpu": EVERYTHING,
+    "cuda": EVERYTHING - {Feature.RANK_NORMS},
+}
 """By backend. What sizes it takes is its own to say."""
 
 
@@ -83,6 +89,8 @@ def features_of(layer: LayerSpec) -> Iterator[Feature]:
     attention, mlp = layer.attention, layer.mlp
     if isinstance(attention, Recurrent):
         yield Feature.STATES
+    if isinstance(attention, Mamba2) and attention.norm_part is not None:
+        yield Feature.RANK_NORMS
     if attention is None or mlp is None:
         yield Feature.ONE_BLOCK
     if isinstance(attention, LatentAttention):
@@ -123,6 +131,8 @@ def _features_of_grouped(attention: GroupedAttention) -> Iterator[Feature]:
         yield Feature.OWN_VALUES
     if attention.norm_spans_heads:
         yield Feature.WIDE_NORMS
+    if attention.wide_norms is not None:
+        yield Feature.RANK_NORMS
     if attention.norms_rotated:
         yield Feature.LATE_NORMS
     if not attention.is_causal:

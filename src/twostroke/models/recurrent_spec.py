@@ -92,6 +92,17 @@ class GatedDeltaNet:
 
 
 @dataclass(frozen=True, slots=True)
+class NormPart:
+    """Of a rank (`models/shard.py`) whose numbers are normed together with other ranks': by the squares of all."""
+
+    group: int
+    """In which of the layer's groups its numbers are."""
+    num_groups: int
+    width: int
+    """Of a group, on all ranks together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mamba2:
     """A head keeps a matrix of `head_dim` by `state_size`. A token lets it fade by a step of its own length, adds its
     numbers x along b, and reads along c. Heads share b and c in `num_groups` groups, in order."""
@@ -109,6 +120,8 @@ class Mamba2:
     longest_step: float = inf
     norm_eps: float | None = None
     """Of the gated norm; None: the model's."""
+    norm_part: NormPart | None = None
+    """None: what is normed together is all here."""
 
     @property
     def width(self) -> int:

@@ -13,6 +13,7 @@ from twostroke.models.attention_spec import KV_TENSORS as KV_TENSORS
 from twostroke.models.attention_spec import GroupedAttention as GroupedAttention
 from twostroke.models.attention_spec import LatentAttention as LatentAttention
 from twostroke.models.attention_spec import QueryGrowth as QueryGrowth
+from twostroke.models.attention_spec import WideNorms as WideNorms
 from twostroke.models.layer_input_spec import LayerInput as LayerInput
 from twostroke.models.mlp_spec import PLAIN_ROUTING as PLAIN_ROUTING
 from twostroke.models.mlp_spec import Activation as Activation
@@ -26,6 +27,7 @@ from twostroke.models.mlp_spec import Shapes as Shapes
 from twostroke.models.mlp_spec import expert_name as expert_name
 from twostroke.models.recurrent_spec import GatedDeltaNet as GatedDeltaNet
 from twostroke.models.recurrent_spec import Mamba2 as Mamba2
+from twostroke.models.recurrent_spec import NormPart as NormPart
 from twostroke.models.recurrent_spec import Recurrent as Recurrent
 from twostroke.models.recurrent_spec import ShortConvolution as ShortConvolution
 from twostroke.models.rope_spec import LongRopeScaling, RopeSpec

@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 from tests.backends.driver import Driver, Logits, layout_for, logits_by_prefill
 from tests.backends.sharded.thread_ranks import thread_ranks
-from tests.models.tiny_checkpoints import NORMED_OVER_HEADS, VOCAB_SIZE, cpu_variants, make_tiny, sharded_variants
+from tests.models.tiny_checkpoints import VOCAB_SIZE, cpu_variants, make_tiny, variants
 
 from twostroke.backends.cpu import FACTORY as CPU
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.interface import BackendFactory, BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
-from twostroke.core.errors import ModelError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
-from twostroke.models.shard import Shard, shard_checkpoint
+from twostroke.models.random_weights import random_tensors
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import DenseMlp, GatedDeltaNet, GroupedAttention, LayerSpec, Mamba2, ModelSpec
+from twostroke.models.weights.tensor import WeightKind
 
 TOLERANCE = 2e-5
 """Of the largest logit: sums of float32 in another order."""
@@ -33,21 +35,33 @@ SIZES = (2, 4)
 MAX_CONTEXT = 64
 NUM_TOKENS, NUM_MORE = 29, 6
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS)]
-# Widths that four ranks can share in tiles of 32: heads, and columns of an MLP.
 FEW = ("llama_tied", "llama_bias", "gemma3", "qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "deepseek_v3")
-FEW += ("gemma4_moe",)
-"""Of what the CPU has, each kind of weight once: the others are slow, as their code is compiled."""
+FEW += ("gemma4_moe", "olmo2", "qwen3_5", "granite_hybrid", "nemotron_h", "lfm2")
+"""Of what the CPU has, each kind of weight, norm and state once: the others are slow, as their code is compiled."""
+# Widths that ranks can share in tiles of 32: heads, and columns of an MLP.
+_WIDER_KEYS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+FOR_TWO: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen3_next", "qwen3_next_mixed", "qwen3_5", "qwen3_5_moe"), _WIDER_KEYS),
+    "glm4_moe_lite": {"n_shared_experts": 2},
+}
 FOR_FOUR: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 160, "num_attention_heads": 8, "num_key_value_heads": 8},
     "mistral": {"intermediate_size": 128},
     "gemma2": {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 12, "num_key_value_heads": 6},
     "gpt_oss": {},
+    # Two KV heads, or groups of heads, that two ranks hold each.
+    "olmo2": {"hidden_size": 256, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "nemotron_h": {"intermediate_size": 128, "moe_shared_expert_intermediate_size": 128},
+    "granite_hybrid": {"hidden_size": 128, "mamba_n_heads": 16, "shared_intermediate_size": 128},
+    "lfm2": {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 192},
+    "qwen3_next": {"linear_key_head_dim": 32, "shared_expert_intermediate_size": 128, "intermediate_size": 128},
 }
+FEW_FOR_FOUR = ("gemma2", "gpt_oss", "olmo2", "nemotron_h")
 
 
-def settings_for(formats: Formats | str) -> BackendSettings:
+def settings_for(formats: Formats | str, threads: int = 1) -> BackendSettings:
     assert isinstance(formats, Formats), formats
-    return BackendSettings(max_context=MAX_CONTEXT, max_tokens_per_step=32, formats=formats, threads=1)
+    return BackendSettings(max_context=MAX_CONTEXT, max_tokens_per_step=32, formats=formats, threads=threads)
 
 
 def greedy(backend: HostBackend, count: int) -> tuple[list[int], Logits]:
@@ -77,9 +91,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Chec
 
 
 def assert_alike(
-    factory: BackendFactory, checkpoint: Checkpoint, sizes: tuple[int, ...], tolerance: float, wish: FormatWish
+    factory: BackendFactory,
+    checkpoint: Checkpoint,
+    sizes: tuple[int, ...],
+    tolerance: float,
+    wish: FormatWish,
+    threads: int = 1,
 ) -> None:
-    settings = settings_for(factory.formats(checkpoint, wish))
+    settings = settings_for(factory.formats(checkpoint, wish), threads)
     layout = layout_for(checkpoint.spec, NUM_TOKENS + NUM_MORE, 16)
     alone = factory.create(checkpoint, layout, settings)
     assert isinstance(alone, HostBackend)
@@ -92,15 +111,21 @@ def assert_alike(
         assert shared_tokens == tokens, f"{size} ranks"
 
 
-@pytest.mark.parametrize("variant", sharded_variants())
+@pytest.mark.parametrize("variant", variants())
 def test_every_family_on_the_reference(variant: str, folders: dict[str, Checkpoint]) -> None:
     assert_alike(REFERENCE, folders[variant], SIZES, TOLERANCE, ANY_FORMATS)
 
 
-@pytest.mark.parametrize("variant", NORMED_OVER_HEADS)
-def test_norms_over_all_heads_are_refused(variant: str, folders: dict[str, Checkpoint]) -> None:
-    with pytest.raises(ModelError, match="normed over all heads together cannot be shared"):
-        shard_checkpoint(folders[variant], Shard(0, 2))
+@pytest.mark.parametrize(("key_heads", "norm_groups"), [(2, 1), (4, 2)])
+def test_value_heads_in_turns_and_uneven_ranks(key_heads: int, norm_groups: int) -> None:
+    """As later GGUF files order a delta net's heads; and three ranks, of which none has as much as another."""
+    delta = GatedDeltaNet(key_heads, 12, 16, 32, 4, tiled=True)
+    mamba = Mamba2(10, 16, 32, 2, 4, norm_groups=norm_groups)
+    attention = GroupedAttention(6, 2, 16, RopeSpec(1e4, 16), qk_norm=True, norm_spans_heads=True)
+    layers = (LayerSpec(delta, DenseMlp(97)), LayerSpec(mamba, None), LayerSpec(attention, DenseMlp(97)))
+    spec = ModelSpec("made_up", VOCAB_SIZE, 64, 128, layers, 1e-3)
+    checkpoint = Checkpoint("made up", Path("made_up"), spec, random_tensors(spec, WeightKind.F32))
+    assert_alike(REFERENCE, checkpoint, (2, 3, 4), TOLERANCE, ANY_FORMATS)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +133,18 @@ def test_norms_over_all_heads_are_refused(variant: str, folders: dict[str, Check
     [
         pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
         for name in cpu_variants()
-        if name in sharded_variants()
+        if name != "qwen3_5_vision"  # it is `qwen3_5` once it is loaded, and its keys are 16 wide
     ],
 )
-def test_two_ranks_on_the_cpu(variant: str, folders: dict[str, Checkpoint]) -> None:
+def test_two_ranks_on_the_cpu(variant: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_tiny(variant, tmp_path, **FOR_TWO.get(variant, {}))[0])
     sharper = 3 if variant.startswith("gemma4") else 1  # its scores are not scaled: what is rounded is seen
-    assert_alike(CPU, folders[variant], (2,), sharper * KV_TOLERANCES["f16"], FormatWish(kv="f16"))
+    assert_alike(CPU, checkpoint, (2,), sharper * KV_TOLERANCES["f16"], FormatWish(kv="f16"))
+
+
+@pytest.mark.parametrize("variant", ["granite_hybrid", "olmo2"])
+def test_ranks_of_several_threads_meet_for_norms(variant: str, folders: dict[str, Checkpoint]) -> None:
+    assert_alike(CPU, folders[variant], (2,), KV_TOLERANCES["f16"], FormatWish(kv="f16"), threads=2)
 
 
 @pytest.mark.parametrize("kind", KV_TOLERANCES)
@@ -122,7 +153,8 @@ def test_kinds_of_kv_on_the_cpu(kind: str, folders: dict[str, Checkpoint]) -> No
 
 
 @pytest.mark.parametrize(
-    "variant", ["gemma2", "gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen3"))]
+    "variant",
+    [pytest.param(name, marks=() if name in FEW_FOR_FOUR else pytest.mark.slow) for name in FOR_FOUR],
 )
 def test_four_ranks_on_the_cpu(variant: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path, **FOR_FOUR[variant])[0])

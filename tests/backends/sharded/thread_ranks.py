@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from twostroke.backends.host.host_backend import HostBackend
@@ -17,6 +17,7 @@ from twostroke.backends.sharded.backend import ShardedBackend
 from twostroke.backends.sharded.lines import Line, RankLostError
 from twostroke.backends.sharded.meeting import Meeting, RelayMeeting, SharedMeeting, shared_bytes
 from twostroke.backends.sharded.rank_process import _compute
+from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.shard import Shard, shard_checkpoint
@@ -66,6 +67,35 @@ class ThreadCrew:
             assert not thread.is_alive()
 
 
+@dataclass(frozen=True, slots=True)
+class ThreadRanks:
+    """Makes backends as the factory of several processes does."""
+
+    own: BackendFactory
+    size: int
+    transport: str = "shared"
+
+    @property
+    def name(self) -> str:
+        return self.own.name
+
+    def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
+        return self.own.formats(checkpoint, wish)
+
+    def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> ShardedBackend:
+        factory, size = self.own, self.size
+        assert isinstance(factory, RankedFactory)
+        parts = [shard_checkpoint(checkpoint, Shard(rank, size), factory.rank_unit) for rank in range(size)]
+        for part in parts:
+            assert factory.supports(part) is None
+        met = meetings([part.spec.num_logits for part in parts], self.transport)
+        own, *others = (
+            _created(factory, part, layout, settings, meeting) for part, meeting in zip(parts, met, strict=True)
+        )
+        crew = ThreadCrew(met[0], list(zip(others, met[1:], strict=True)))
+        return ShardedBackend(own, crew, settings.max_context, checkpoint.spec.vocab_size)
+
+
 @contextmanager
 def thread_ranks(
     factory: BackendFactory,
@@ -75,16 +105,7 @@ def thread_ranks(
     settings: BackendSettings,
     transport: str = "shared",
 ) -> Iterator[ShardedBackend]:
-    assert isinstance(factory, RankedFactory)
-    parts = [shard_checkpoint(checkpoint, Shard(rank, size), factory.rank_unit) for rank in range(size)]
-    for part in parts:
-        assert factory.supports(part) is None
-    met = meetings([part.spec.num_logits for part in parts], transport)
-    own, *others = (
-        _created(factory, part, layout, settings, meeting) for part, meeting in zip(parts, met, strict=True)
-    )
-    crew = ThreadCrew(met[0], list(zip(others, met[1:], strict=True)))
-    backend = ShardedBackend(own, crew, settings.max_context, checkpoint.spec.vocab_size)
+    backend = ThreadRanks(factory, size, transport).create(checkpoint, layout, settings)
     try:
         yield backend
     finally:

@@ -35,6 +35,8 @@ def code_for(shape: KernelShape, isa: InstructionSet, others: Sequence[KernelSha
     if shape.recurrent is not None:
         own = shape.recurrent
         parts[f"recurrent-{own.key}"] = lambda: str(_generators().recurrent_text(own, isa))
+    if shape.norms_over_ranks:
+        parts["rank-norms"] = lambda: str(_generators().rank_norms_text(isa))
     code = load_or_compile(parts, isa)
     code.variants = {other.attention_key: load_or_compile(_attention_part(other, isa), isa) for other in others}
     return code

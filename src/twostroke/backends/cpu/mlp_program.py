@@ -4,32 +4,21 @@ joins the residual. Knows nothing of attention: `program.py` puts layers togethe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 
 from twostroke.backends.cpu.arguments import ActivationField, GatedField, NormField, ShareField, Wait, float_bits
 from twostroke.backends.cpu.experts import ExpertNorms, ExpertRunner, LayerExperts
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.operand import Operand
-from twostroke.backends.cpu.row_operations import Columns, RowOperations, Rows, forms_read
+from twostroke.backends.cpu.rank_norm_program import Break, RankNormOperations
+from twostroke.backends.cpu.row_operations import Columns, forms_read
 from twostroke.backends.cpu.shape import plain_activation
 from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
-    """Where the tape stops for ranks to meet."""
-
-    place: int  # the entry that it is before
-    rows: Rows
-    adds: bool = True
-    """Whether the host adds what ranks found to the residual; else an entry behind it does, through a norm."""
-
-
-class MlpOperations(RowOperations):
+class MlpOperations(RankNormOperations):
     """Adds them to a tape, with the buffers that a program has for them."""
 
-    breaks: list[Break]
     block_output: Floats
     """What blocks found, where it is not added to the residual at once."""
     _joins: bool

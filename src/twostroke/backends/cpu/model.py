@@ -23,6 +23,7 @@ from twostroke.backends.cpu.latent_program import LatentProgram
 from twostroke.backends.cpu.latent_work import LatentWork
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.program import Program
+from twostroke.backends.cpu.rank_norms import norms_over_ranks
 from twostroke.backends.cpu.recurrent_program import RecurrentProgram
 from twostroke.backends.cpu.recurrent_shape import recurrent_mixer, recurrent_shape, recurrent_width
 from twostroke.backends.cpu.rotation import Positions
@@ -81,6 +82,7 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> K
         num_experts=num_experts,
         both_ways=not attention.is_causal,
         plain_activation=plain_activation(spec),
+        norms_over_ranks=norms_over_ranks(spec),
     )
 
 
@@ -261,6 +263,9 @@ class CpuModel:
             pool.run(segment, step, threads=threads)
             count = batch.num_tokens if stop.rows.count is StepField.NUM_TOKENS else len(batch.logit_rows)
             if count == 0:
+                continue
+            if stop.squares is not None:
+                stop.squares.meet(self._join, count)
                 continue
             found = program.block_output[:count]
             self._join(found)

@@ -30,8 +30,8 @@ from twostroke.backends.cpu.experts import ExpertRunner
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.layer_input_program import LayerInputOperations
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded, zeros
-from twostroke.backends.cpu.mlp_program import Break
 from twostroke.backends.cpu.operand import Operand
+from twostroke.backends.cpu.rank_norm_program import Break
 from twostroke.backends.cpu.recurrent_arguments import GatedNormField
 from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.row_operations import Columns, Rows
@@ -81,6 +81,7 @@ class Program(LayerInputOperations):
         is_normed = any(layer.sandwich_norms or layer.layer_input is not None for layer in spec.layers)
         self.block_output = float_zeros(rows if is_normed or joins else 0, spec.hidden_size)
         self._attended = float_zeros(rows, max(widths))
+        self._wide_sums = float_zeros(rows if kv.shape.norms_over_ranks else 0, 2)  # of queries, and of keys
         self._ones = np.ones(max(kv.shape.head_dim, self._attended.shape[1]), dtype=np.float32)
         self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
         self._mixed = {width: Operand(max_tokens, width, copies=copies, threads=threads) for width in widths}
@@ -200,9 +201,14 @@ class Program(LayerInputOperations):
 
     def _add_wide_norms(self, own: GroupedAttention, layer: LayerWeights) -> None:
         """Of queries, and of keys, over all heads of a row together. Whoever has rows here rotates them, too."""
-        norms = zip((layer.q_norm, layer.k_norm), layer.attention_in.columns, own.norm_widths, strict=False)
-        for norm, column, width in norms:
-            self._add_norm_columns(Columns(self._projected, column, width), norm, self._spec.norm_eps)
+        found = zip(layer.attention_in.columns, own.norm_widths, strict=False)
+        columns = [Columns(self._projected, first, width) for first, width in found]
+        norms = layer.q_norm, layer.k_norm
+        if own.wide_norms is not None:
+            self._add_norms_over_ranks(own.wide_norms, columns, norms)
+            return
+        for source, norm in zip(columns, norms, strict=True):
+            self._add_norm_columns(source, norm, self._spec.norm_eps)
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
         own, place = self._spec.layers[index].grouped, self._kv.places[self._spec.kv_source(index)]

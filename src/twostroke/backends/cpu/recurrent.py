@@ -77,7 +77,8 @@ class RecurrentOperations:
     """What the operations of a layer pass on to each other; layers take turns."""
 
     def __init__(self, mixer: Recurrent, rows: int, norm_eps: float) -> None:
-        self._mixer, self._norm_eps = mixer, norm_eps
+        own_eps = mixer.norm_eps if isinstance(mixer, Mamba2) else None
+        self._mixer, self.norm_eps = mixer, own_eps or norm_eps
         self.width = recurrent_width(mixer)
         if not isinstance(mixer, ShortConvolution):
             self._heads = mixer.num_value_heads if isinstance(mixer, GatedDeltaNet) else mixer.num_heads
@@ -105,14 +106,15 @@ class RecurrentOperations:
     def preparation(
         self, vectors: RecurrentVectors, projected: Projected, rows: StepField
     ) -> tuple[str, Fields] | None:
-        """How the output becomes the input of the matrix behind it; None: as it is."""
+        """How the output becomes the input of the matrix behind it; None: as it is, since it has no norm, or one that
+        other ranks have a part in."""
         mixer = self._mixer
-        if isinstance(mixer, ShortConvolution):
+        if isinstance(mixer, ShortConvolution) or (isinstance(mixer, Mamba2) and mixer.norm_part is not None):
             return None
         if isinstance(mixer, GatedDeltaNet):
-            name, part, eps = "gated_norm", mixer.value_dim, self._norm_eps
+            name, part = "gated_norm", mixer.value_dim
         else:
-            name, part, eps = "norm_gated", mixer.width // mixer.norm_groups, mixer.norm_eps or self._norm_eps
+            name, part = "norm_gated", mixer.width // mixer.norm_groups
         fields: Fields = {
             GatedNormField.INPUT: address_of(self.output),
             GatedNormField.WIDTH: self.width,
@@ -120,7 +122,7 @@ class RecurrentOperations:
             GatedNormField.GATE: projected.at("z"),
             GatedNormField.GATE_STRIDE: projected.stride,
             GatedNormField.WEIGHT: address_of(vectors.norm),
-            GatedNormField.EPSILON: float_bits(eps),
+            GatedNormField.EPSILON: float_bits(self.norm_eps),
             GatedNormField.ROWS: rows,
         }
         return name, fields

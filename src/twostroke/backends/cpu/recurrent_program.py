@@ -11,11 +11,13 @@ from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import float_zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.program import ATTENTION_PIECES, Program, group_field
-from twostroke.backends.cpu.recurrent import Projected, RecurrentOperations
+from twostroke.backends.cpu.rank_norms import NormedGroup, RankSquares
+from twostroke.backends.cpu.recurrent import Projected, RecurrentOperations, RecurrentVectors
 from twostroke.backends.cpu.recurrent_shape import projected_names
 from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.row_operations import Columns
 from twostroke.backends.cpu.weights import LayerWeights, Weights
-from twostroke.models.spec import ModelSpec, Recurrent
+from twostroke.models.spec import Mamba2, ModelSpec, NormPart, Recurrent
 
 
 class RecurrentProgram(Program):
@@ -41,6 +43,7 @@ class RecurrentProgram(Program):
         # ahead in one layer must not write over rows that another still reads in the layer before.
         own = (layer.attention_in.width for layer in weights.layers if layer.recurrent is not None)
         self._inputs = float_zeros(max_tokens + MOST_LACKING_ROWS, max(own))
+        self._sums = float_zeros(max_tokens + MOST_LACKING_ROWS if kv.shape.norms_over_ranks else 0, 1)
         self._recurred = Operand(max_tokens, self._recurrent.width, copies=copies, threads=threads)
         super().__init__(
             spec,
@@ -72,7 +75,18 @@ class RecurrentProgram(Program):
 
         for name, fields in self._recurrent.operations(vectors, projected, fields_of, self._rows.count):
             self.tape.add(name, fields, pieces=ATTENTION_PIECES, pieces_of_many=ATTENTION_PIECES)
+        part = self._mixer.norm_part if isinstance(self._mixer, Mamba2) else None
+        if part is not None:
+            self._add_norm_over_ranks(part, vectors, projected)
         preparation = self._recurrent.preparation(vectors, projected, self._rows.count)
         name, fields = preparation or ("prepare", self._norm_fields(self._recurrent.output, None))
         self._add_row_operation(name, fields, self._recurred, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._recurred, layer.post_attention_norm)
+
+    def _add_norm_over_ranks(self, part: NormPart, vectors: RecurrentVectors, projected: Projected) -> None:
+        """The gated norm of a Mamba-2 of whose heads other ranks have some, in place."""
+        found, width = self._recurrent.output, self._recurrent.width
+        source, gate = Columns(found, 0, width), Columns(projected.values, projected.columns["z"], width)
+        squares = RankSquares(self._sums, (NormedGroup(part.group, part.width),), part.num_groups)
+        self._add_squares(squares, [source], gate)
+        self._add_scale(squares, 0, source, vectors.norm, self._recurrent.norm_eps, Wait.ALWAYS)

@@ -140,6 +140,8 @@ class KernelShape:
     """Of MLPs without a gate, as an encoder's are; None: there are none."""
     num_experts: int = 0
     """0: its MLPs are dense."""
+    norms_over_ranks: bool = False
+    """Some of its norms are over numbers of several ranks, of which this is one."""
     own_value_dim: int | None = None
     """None: values are as wide as keys."""
     latent: LatentShape | None = None

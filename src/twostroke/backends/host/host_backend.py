@@ -91,6 +91,8 @@ class HostBackend(ABC):
         self._max_context, self._vocab_size = max_context, vocab_size
         self._kept: HostKeptBlocks | None = None
         self._states: StateKeeper | None = None
+        self.host_states: HostStates | None = None
+        """What layers that keep states keep; None: no layer does."""
 
     @property
     def block_store(self) -> BlockStore:
@@ -164,6 +166,7 @@ class HostBackend(ABC):
 
     def use_states(self, states: HostStates) -> None:
         """Of a model whose layers keep some: told once, before the first step."""
+        self.host_states = states
         self._states = StateKeeper(self.layout, self.rows, states)
 
     def use_grammars(self, grammars: Grammars) -> None:

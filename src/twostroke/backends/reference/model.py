@@ -19,6 +19,7 @@ from twostroke.backends.reference.decode import attend_decode, attend_latent_dec
 from twostroke.backends.reference.kv_store import KVStore, Slots, Table
 from twostroke.backends.reference.layer_input import input_block, layer_inputs
 from twostroke.backends.reference.mlp import experts_beside, gated_mlp, mixture_of_experts
+from twostroke.backends.reference.norm_meeting import NormMeeting
 from twostroke.backends.reference.prefill import attend_latent_prefill, attend_prefill
 from twostroke.backends.reference.recurrent import mix_recurrent
 from twostroke.backends.reference.recurrent_weights import RecurrentWeights
@@ -112,12 +113,12 @@ def _attention_block(
     normed = _maybe_normed(hidden, weights.attention_norm, spec.norm_eps)
     if isinstance(attention, Recurrent) and isinstance(own, RecurrentWeights):
         tables = batch.tables[kv.group_of(layer)]
-        output = mix_recurrent(attention, own, layer, normed, batch, kv.states, tables, spec.norm_eps)
+        output = mix_recurrent(attention, own, layer, normed, batch, kv.states, tables, spec.norm_eps, join)
     elif isinstance(attention, LatentAttention) and isinstance(own, LatentWeights):
         output = _latent_attention(attention, own, layer, normed, batch, kv, plan)
     else:
         assert isinstance(attention, GroupedAttention) and isinstance(own, GroupedWeights)
-        output = grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
+        output = grouped_attention(spec, attention, own, layer, normed, batch, kv, plan, join)
     if join is not None:
         join(output)
     return _maybe_normed(output, weights.post_attention_norm, spec.norm_eps)
@@ -132,18 +133,23 @@ def grouped_attention(
     batch: Batch,
     kv: KVStore,
     plan: StepPlan,
+    join: Join | None = None,
 ) -> Array:
     """Of hidden states that were normed, if the model norms them before  # [num_tokens, hidden]"""
-    width, eps = attention.head_dim, spec.norm_eps
+    width, eps, wide = attention.head_dim, spec.norm_eps, attention.wide_norms
     cos, sin = plan.rotations[attention.rope]
     queries = linear(normed, weights.q, weights.q_bias)
-    queries = _normed_and_rotated(attention, queries, weights.q_norm, eps, cos, sin)  # [num_tokens, heads, head_dim]
+    meeting = None if wide is None or join is None else NormMeeting(join, wide.query_width)
+    # [num_tokens, heads, head_dim]
+    queries = _normed_and_rotated(attention, queries, weights.q_norm, eps, cos, sin, meeting)
     if attention.growth is not None:
         queries = queries * _growth(attention.growth, batch)[:, None, None]
     if weights.k is not None:
         made = linear(normed, weights.k, weights.k_bias)
         # Keys are stored rotated: a position never changes, so it is done once and not at every later read.
-        keys = _normed_and_rotated(attention, made, weights.k_norm, eps, cos, sin)  # [num_tokens, kv_heads, head_dim]
+        meeting = None if wide is None or join is None else NormMeeting(join, wide.kv_width, counts=wide.counts_keys)
+        # [num_tokens, kv_heads, head_dim]
+        keys = _normed_and_rotated(attention, made, weights.k_norm, eps, cos, sin, meeting)
         values = _heads(made if weights.v is None else linear(normed, weights.v, weights.v_bias), width)
         if attention.value_norm:
             values = rms_norm(values, np.ones(width, dtype=np.float32), eps)
@@ -234,17 +240,28 @@ def _maybe_normed(x: Array, norm: Array | None, eps: float) -> Array:
 
 
 def _normed_and_rotated(
-    attention: GroupedAttention, x: Array, norm: Array | None, eps: float, cos: Array, sin: Array
+    attention: GroupedAttention,
+    x: Array,
+    norm: Array | None,
+    eps: float,
+    cos: Array,
+    sin: Array,
+    meeting: NormMeeting | None,
 ) -> Array:
-    """[num_tokens, heads * head_dim] -> [num_tokens, heads, head_dim]"""
+    """[num_tokens, heads * head_dim] -> [num_tokens, heads, head_dim]. `meeting`: where the norm is over heads of
+    several ranks."""
     if attention.norms_rotated:
         turned = rotate(_heads(x, attention.head_dim), cos, sin)
-        return _normed_heads(attention, turned.reshape(x.shape), norm, eps)
-    return rotate(_normed_heads(attention, x, norm, eps), cos, sin)
+        return _normed_heads(attention, turned.reshape(x.shape), norm, eps, meeting)
+    return rotate(_normed_heads(attention, x, norm, eps, meeting), cos, sin)
 
 
-def _normed_heads(attention: GroupedAttention, x: Array, norm: Array | None, eps: float) -> Array:
+def _normed_heads(
+    attention: GroupedAttention, x: Array, norm: Array | None, eps: float, meeting: NormMeeting | None
+) -> Array:
     """Each head normed by itself, or all of a token's together  # [num_tokens, heads, head_dim]"""
+    if meeting is not None and norm is not None:
+        return _heads(meeting.rms_norm(x, norm, eps), attention.head_dim)
     if attention.norm_spans_heads:
         return _heads(_maybe_normed(x, norm, eps), attention.head_dim)
     return _maybe_normed(_heads(x, attention.head_dim), norm, eps)

@@ -10,7 +10,9 @@ import numpy as np
 
 from twostroke.backends.host.arithmetic import Array, linear, rms_norm, sigmoid, silu, softplus
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.interface import Join
 from twostroke.backends.reference.kv_store import Table
+from twostroke.backends.reference.norm_meeting import NormMeeting
 from twostroke.backends.reference.recurrent_decode import convolve_token, delta_token, scan_token
 from twostroke.backends.reference.recurrent_prefill import convolve_chunk, delta_chunk, scan_chunk
 from twostroke.backends.reference.recurrent_weights import (
@@ -38,13 +40,16 @@ def mix_recurrent(
     states: StateStore,
     tables: Table,
     eps: float,
+    join: Join | None = None,
 ) -> Array:
-    """What a recurrent layer adds to the residual stream  # [num_tokens, hidden]"""
+    """What a recurrent layer adds to the residual stream  # [num_tokens, hidden]
+
+    `join`: of a rank, which has some of the heads."""
     walk = _walk(layer, batch, states, tables)
     if isinstance(mixer, GatedDeltaNet) and isinstance(weights, DeltaWeights):
         return _gated_delta_net(mixer, weights, normed, eps, walk)
     if isinstance(mixer, Mamba2) and isinstance(weights, MambaWeights):
-        return _mamba2(mixer, weights, normed, eps, walk)
+        return _mamba2(mixer, weights, normed, eps, walk, join)
     assert isinstance(weights, ConvolutionWeights)
     return _short_convolution(weights, normed, walk)
 
@@ -130,7 +135,7 @@ def _delta_heads(mixer: GatedDeltaNet, mixed: Array) -> tuple[Array, Array, Arra
     return both[:, 0] * np.float32(mixer.key_dim**-0.5), both[:, 1], values
 
 
-def _mamba2(mixer: Mamba2, weights: MambaWeights, normed: Array, eps: float, walk: Walk) -> Array:
+def _mamba2(mixer: Mamba2, weights: MambaWeights, normed: Array, eps: float, walk: Walk, join: Join | None) -> Array:
     inputs = np.concatenate([linear(normed, part) for part in (weights.x, weights.b, weights.c)], axis=1)
     lengths = softplus(linear(normed, weights.dt) + weights.dt_bias)  # [num_tokens, heads]: of each token's step
     lengths = np.clip(lengths, np.float32(mixer.shortest_step), np.float32(mixer.longest_step))
@@ -149,8 +154,13 @@ def _mamba2(mixer: Mamba2, weights: MambaWeights, normed: Array, eps: float, wal
         return found + weights.skip[:, None] * x, (kept, matrix)
 
     found = walk(decode, prefill).reshape(len(normed), -1) * silu(linear(normed, weights.z))
+    eps = mixer.norm_eps or eps
+    if mixer.norm_part is not None and join is not None:
+        part = mixer.norm_part
+        meeting = NormMeeting(join, part.width, part.group, part.num_groups)
+        return linear(meeting.rms_norm(found, weights.gated_norm, eps), weights.o)
     by_group = found.reshape(len(normed), mixer.norm_groups, -1)
-    normed_groups = rms_norm(by_group, weights.gated_norm.reshape(mixer.norm_groups, -1), mixer.norm_eps or eps)
+    normed_groups = rms_norm(by_group, weights.gated_norm.reshape(mixer.norm_groups, -1), eps)
     return linear(normed_groups.reshape(len(normed), -1), weights.o)
 
 

@@ -18,6 +18,7 @@ from twostroke.backends.host.scores import Scores
 from twostroke.backends.sharded.batch_bytes import to_bytes
 from twostroke.backends.sharded.lines import RankLostError
 from twostroke.backends.sharded.meeting import Meeting
+from twostroke.backends.sharded.state_orders import OrderedStates, with_orders
 from twostroke.core.errors import BackendLostError
 
 TOGETHER = "the ranks of one model go on together or not at all"
@@ -44,6 +45,9 @@ class ShardedBackend(HostBackend):
         self._own, self._others, self._meeting = own, others, others.meeting
         self._lost: str | None = None
         self._process = os.getpid()
+        self._ordered = None if own.host_states is None else OrderedStates(own.host_states)
+        if self._ordered is not None:
+            self.use_states(self._ordered)
         self.notes: tuple[str, ...] = getattr(own, "notes", ())
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -53,7 +57,8 @@ class ShardedBackend(HostBackend):
         if self._lost is not None:
             raise BackendLostError(self._lost)
         try:
-            self._meeting.tell(to_bytes(batch, self.layout.block_size))
+            orders = [] if self._ordered is None else self._ordered.take_orders()
+            self._meeting.tell(with_orders(orders, to_bytes(batch, self.layout.block_size)))
             logits = self._meeting.collect(self._own.score(batch).logits)
         except RankLostError:
             raise self._lose(self._others.why_lost()) from None

@@ -24,7 +24,7 @@ def to_bytes(batch: Batch, block_size: int) -> bytes:
     return b"".join(array.astype(np.int32, copy=False).tobytes() for array in arrays)
 
 
-def from_bytes(data: bytearray) -> Batch:
+def from_bytes(data: bytearray | memoryview) -> Batch:
     """Its arrays are views of `data`."""
     numbers = np.frombuffer(data, dtype=np.int32)
     num_decodes, tokens, segments, logits, groups = numbers[:_COUNTS].tolist()

@@ -1,7 +1,7 @@
 """The process of a rank above 0: `python -m twostroke.backends.sharded.rank_process`, its setup on standard input. It
-computes every batch that rank 0 tells it, and keeps nothing between two but weights and KV: rows and sampling are rank
-0's. It ends when rank 0 says so, when another rank is gone, or when its standard input closes: never later than its
-parent. What went wrong it says in one line on standard output."""
+computes every batch that rank 0 tells it, and keeps nothing between two but weights, KV and states: rows and sampling
+are rank 0's. It ends when rank 0 says so, when another rank is gone, or when its standard input closes: never later
+than its parent. What went wrong it says in one line on standard output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from twostroke.backends.sharded.batch_bytes import from_bytes
 from twostroke.backends.sharded.lines import RankLostError
 from twostroke.backends.sharded.meeting import Meeting
 from twostroke.backends.sharded.setup import RankSetup
+from twostroke.backends.sharded.state_orders import carry_out
 from twostroke.core.errors import TwostrokeError
 
 
@@ -59,7 +60,8 @@ def _work(setup: RankSetup, words: int) -> int:
 
 def _compute(own: HostBackend, meeting: Meeting) -> None:
     while message := meeting.hear():
-        meeting.collect(own.score(from_bytes(message)).logits)
+        batch = from_bytes(carry_out(message, own.host_states))
+        meeting.collect(own.score(batch).logits)
 
 
 def _say(words: int, fields: dict[str, object]) -> None:

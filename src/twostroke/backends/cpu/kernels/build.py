@@ -21,6 +21,7 @@ from twostroke.backends.cpu.kernels.norms import (
     emit_norm_columns,
     emit_prepare,
 )
+from twostroke.backends.cpu.kernels.rank_norms import emit_scale, emit_squares
 from twostroke.backends.cpu.kernels.recurrent import emit_convolution, emit_recurrence
 from twostroke.backends.cpu.kernels.recurrent_rows import emit_decays, emit_gated_norm, emit_prepare_gated
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
@@ -89,6 +90,13 @@ def recurrent_text(shape: RecurrentShape, isa: InstructionSet) -> str:
         emit_decays(emitter, is_delta=shape.rule == "delta")
         emit_recurrence(emitter, is_delta=shape.rule == "delta")
         emit_gated_norm(emitter, gate_first=shape.rule != "delta")
+    return str(emitter.module)
+
+
+def rank_norms_text(isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
+    emit_squares(emitter)
+    emit_scale(emitter)
     return str(emitter.module)
 
 
