@@ -74,29 +74,34 @@ def write_gguf(
     store: Callable[[str, torch.Tensor], Stored | None] | None = None,
     architecture: gguf.MODEL_ARCH | None = None,
     extra: dict[str, np.ndarray[Any, np.dtype[np.float32]]] | None = None,
+    drafting: dict[str, torch.Tensor] | None = None,
     **overrides: Any,
 ) -> Path:
     """`architecture`: another than the model's own, that has the same tensors. `extra`: tensors beside the model's, by
-    their names in the file. `overrides` replace or add keys, without
-    the architecture's prefix; a tokenizer's are taken as they are. `store`, asked with each tensor's name in the file
-    and its values, may give bytes of another kind."""
+    their names in the file. `drafting`: a layer more, which drafts, named as in a folder. `overrides` replace or add
+    keys, without the architecture's prefix; a tokenizer's are taken as they are. `store`, asked with each tensor's name
+    in the file and its values, may give bytes of another kind."""
     config = deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True  # what sliding layers have
     is_nemotron = config.model_type == "nemotron_h"
     architecture = architecture or (nemotron_architecture(config) if is_nemotron else _ARCHITECTURES[config.model_type])
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
-    for key, value in {**model_keys(config), **overrides}.items():
+    more_layers = {"block_count": config.num_hidden_layers + 1, "nextn_predict_layers": 1} if drafting else {}
+    for key, value in {**model_keys(config), **more_layers, **overrides}.items():
         if value is not None:
             add_key(writer, key if key.startswith("tokenizer.") else f"{name}.{key}", value)
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    num_layers = config.num_hidden_layers + bool(drafting)
+    # The package knows names of layers that draft for some models, and llama.cpp has them in others' files, too.
+    names, more = (gguf.get_tensor_name_map(own, num_layers) for own in (architecture, gguf.MODEL_ARCH.GLM4_MOE))
     has_stacks = "attention.key_length_mla" in overrides
     fuses = architecture is gguf.MODEL_ARCH.MISTRAL4
-    for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks, fuses):
+    for stored_name, tensor in _gguf_parts({**model.state_dict(), **(drafting or {})}, config, has_stacks, fuses):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         new_name = _UNMAPPED.get(stored_name) or _gemma4_scale(stored_name)
         new_name = new_name or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
+        new_name = new_name or more.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
         new_name += ".weight" if new_name.endswith("attn_sinks") else ""
         quantised = store(new_name, tensor) if store is not None else None

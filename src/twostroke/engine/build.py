@@ -42,6 +42,8 @@ from twostroke.engine.vectors import reads_whole, vectors_note, with_vectors
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads import HEADS, load_head
+from twostroke.models.heads.mtp import unused_blocks
+from twostroke.models.heads.mtp_names import MTP
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve as resolve_model
 from twostroke.models.weights.tensor import WeightKind
@@ -215,12 +217,14 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     here, config = machine.detect(), with_vectors(checkpoint, config)
     choice = choose(checkpoint, config, here)
     factory = choice.factory
+    methods = computing_methods(config.speculate)
     plans = tuple(
         plan_companion(method.name, _load(method.source), number, config, factory, here)
         if method.source is not None and method.name not in HEADS
         else plan_head(load_head(method.name, method.source, checkpoint), number, factory, choice.formats)
-        for number, method in enumerate(computing_methods(config.speculate), start=1)
+        for number, method in enumerate(methods, start=1)
     )
+    unused = None if any(method.name == MTP for method in methods) else unused_blocks(checkpoint)
     needs = sum((plan.kv_needs for plan in plans), choice.kv_needs)
     memory = beside(choice.memory, plans)
 
@@ -245,6 +249,7 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
             *([] if choice.steps_reason is None else [choice.steps_reason]),
             *holding.resolved.reasons,
             *(plan.line(holding.resolved) for plan in plans),
+            *([] if unused is None else [unused]),
         ),
         companions=tuple(plan.companion for plan in plans),
     )

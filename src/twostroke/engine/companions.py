@@ -21,7 +21,8 @@ from twostroke.models.families.rope import MAX_CONTEXT
 from twostroke.models.heads import Head
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.heads.mtp import MTP, MtpHead
+from twostroke.models.heads.mtp import MtpHead
+from twostroke.models.heads.mtp_names import MTP
 from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec
 from twostroke.text.tokenizer import Tokenizer
 
@@ -51,7 +52,9 @@ class CompanionPlan:
         if self.companion.head is not None:
             taken = f"{size(self.weight_bytes)} of weights and {size(kv_bytes)} of the KV"
             kind = self.companion.formats.arithmetic.replace("f32", "float32")
-            return f"{self.companion.method} head {name}: {taken}, in {kind}"
+            further = isinstance(self.companion.head, MtpHead) and self.companion.head.has_further
+            first = "; of the MTP blocks in its files the first makes all drafts" if further else ""
+            return f"{self.companion.method} head {name}: {taken}, in {kind}{first}"
         return (
             f"{self.companion.method} model {name}: {size(self.weight_bytes)} of weights and {size(kv_bytes)} of the "
             f"KV; {self.companion.formats.line}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def folder_quantisation(folder: Path) -> Quantisation | None:
 def _quantised_tensors(
     path: Path, quantisation: Quantisation, names: TensorNames, spec: ModelSpec
 ) -> tuple[dict[str, WeightTensor], KVScales | None]:
+    def is_unused(stored_name: str) -> bool:
+        return is_left_out(stored_name, names, spec)
+
+    roles = roles_of(names, spec)
+    return Folder(str(path), read_folder(path), quantisation, roles, names.plain, is_unused).tensors()
+
+
+def roles_of(names: TensorNames, spec: ModelSpec) -> Callable[[str], Role | None]:
+    """What a tensor is to the model, by its stored name; None: it is no matrix."""
     shapes, in_layer = spec.tensor_shapes(), names.in_layer(num_experts_of(spec))
 
     def role_of(stored_name: str) -> Role | None:
@@ -94,10 +104,7 @@ def _quantised_tensors(
             return Role.EXPERTS
         return _ROLES.get(targets[0].rpartition(".")[2], Role.LINEAR)
 
-    def is_unused(stored_name: str) -> bool:
-        return is_left_out(stored_name, names, spec)
-
-    return Folder(str(path), read_folder(path), quantisation, role_of, names.plain, is_unused).tensors()
+    return role_of
 
 
 def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:

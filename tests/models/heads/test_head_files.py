@@ -18,7 +18,6 @@ from tests.models.heads.published import (
 from twostroke.core.errors import ModelError
 from twostroke.models.heads.eagle3 import default_taps, load_eagle3
 from twostroke.models.heads.medusa import load_medusa
-from twostroke.models.heads.mtp import mtp_blocks, why_no_mtp
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec
 
@@ -154,12 +153,3 @@ def test_medusa_heads_that_are_not_whole_are_refused(tmp_path):
     save_file(medusa_tensors(3, 1, False), tmp_path / "medusa_lm_head.safetensors")
     with pytest.raises(ModelError, match=r"the tensor 3\.blocks\.0 is missing"):
         load_medusa(tmp_path, target())
-
-
-def test_mtp_blocks_are_seen_and_declined():
-    assert mtp_blocks({"num_nextn_predict_layers": 1}) == 1
-    assert mtp_blocks({"text_config": {"mtp_num_hidden_layers": 2}}) == 2
-    assert mtp_blocks({"deepseek2.nextn_predict_layers": 1}) == 1
-    assert mtp_blocks({"num_nextn_predict_layers": "many"}) == 0
-    assert "computes none" in why_no_mtp("m", {"num_nextn_predict_layers": 1})
-    assert "has no MTP blocks" in why_no_mtp("m", {})

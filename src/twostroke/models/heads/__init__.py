@@ -8,7 +8,8 @@ from collections.abc import Callable
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head, load_eagle3
 from twostroke.models.heads.medusa import MedusaHeads, load_medusa
-from twostroke.models.heads.mtp import MTP, MtpHead, load_mtp
+from twostroke.models.heads.mtp import MtpHead, load_mtp
+from twostroke.models.heads.mtp_names import MTP
 from twostroke.models.spec import ModelSpec
 
 Head = Eagle3Head | MedusaHeads | MtpHead

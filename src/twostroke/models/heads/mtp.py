@@ -1,6 +1,6 @@
-"""MTP blocks: a layer behind a model's last that its own file holds and that guesses the tokens to come. They become a
-declaration and tensors here: Qwen3-Next's and Qwen3.5's (`mtp.*`), DeepSeek V3's and GLM's from 4.5 on, which are a
-further layer. Of other models it is said why theirs cannot draft."""
+"""MTP blocks: a layer behind a model's last that its own files hold and that guesses the tokens to come. They become a
+declaration and tensors here, from folders, quantised or not, and from GGUF files. How they are named there, and which
+families have some, is in `mtp_names.py`."""
 
 from __future__ import annotations
 
@@ -14,49 +14,26 @@ import numpy.typing as npt
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.models.canonical import canonical_tensors
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.families.declaration import Adjustment, Family
-from twostroke.models.loading import read_config, read_folder_spec
+from twostroke.models.families import family_of_gguf
+from twostroke.models.families.declaration import Adjustment, TensorNames
+from twostroke.models.families.fields import Fields
+from twostroke.models.heads.mtp_names import (
+    BlockNames,
+    block_names,
+    holds_block,
+    mtp_blocks,
+    mtp_line,
+    why_no_mtp,
+)
+from twostroke.models.loading import read_config, read_folder_spec, roles_of
+from twostroke.models.quantised.scheme import Quantisation, Role
 from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec, Shapes, layer_name
-from twostroke.models.weights.safetensors import open_folder
+from twostroke.models.weights.gguf import open_gguf
+from twostroke.models.weights.quantised_folder import Folder
+from twostroke.models.weights.safetensors import open_folder, read_folder
 from twostroke.models.weights.tensor import WeightTensor, from_float32
 
-MTP = "mtp"
-"""What it is asked for by."""
-_CONFIG_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers")
-_GGUF_SUFFIX = ".nextn_predict_layers"
-
-
-@dataclass(frozen=True, slots=True)
-class BlockNames:
-    """How files name a block's tensors, behind a prefix."""
-
-    prefix: str
-    """`{}`: how many layers the model has."""
-    inputs: Mapping[str, str]
-    """What makes the block's input."""
-    layer: str
-    """What stands before the names of its one layer."""
-    final_norm: str
-    unused: tuple[str, ...] = ()
-    """The model's own once more."""
-
-
-_BESIDE = BlockNames(
-    "mtp.",
-    {"fc.weight": "fc", "pre_fc_norm_embedding.weight": "embedding_norm", "pre_fc_norm_hidden.weight": "hidden_norm"},
-    "layers.0.",
-    "norm.weight",
-)
-_BEHIND = BlockNames(
-    "model.layers.{}.",
-    {"eh_proj.weight": "fc", "enorm.weight": "embedding_norm", "hnorm.weight": "hidden_norm"},
-    "",
-    "shared_head.norm.weight",
-    ("embed_tokens.weight", "shared_head.head.weight"),
-)
-_NAMES = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _BESIDE)
-_NAMES |= dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), _BEHIND)
-"""By family, of those whose blocks are read."""
+Stored = Mapping[str, WeightTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,87 +59,163 @@ class MtpHead:
     tensors: Mapping[str, WeightTensor]
     """By the names that they have in a layer, `final_norm` and those of `MtpSpec.input_shapes`."""
     target_ids: npt.NDArray[np.int64]  # [vocab]: every token is itself
-
-
-def mtp_blocks(settings: Mapping[str, Any]) -> int:
-    """How many a config.json, or a GGUF file's fields, declare; 0: none, or nothing that could be meant so."""
-    inner = settings.get("text_config")
-    named = [settings.get(name) for name in _CONFIG_NAMES]
-    named += [inner.get(name) for name in _CONFIG_NAMES] if isinstance(inner, Mapping) else []
-    named += [value for name, value in settings.items() if isinstance(name, str) and name.endswith(_GGUF_SUFFIX)]
-    return next((value for value in named if type(value) is int and value > 0), 0)
-
-
-def why_no_mtp(model: str, settings: Mapping[str, Any]) -> str:
-    """Why `mtp` cannot draft for a model of another family, or from another kind of file."""
-    blocks = mtp_blocks(settings)
-    if not blocks:
-        return f"{model} has no MTP blocks: its settings declare none; an EAGLE-3 head (eagle3:FOLDER) is another way"
-    return (
-        f"{model} declares {blocks} MTP block{'s' if blocks > 1 else ''}, and this engine computes none of them yet: "
-        "it has those of DeepSeek V3, GLM-4.5 and later, Qwen3-Next and Qwen3.5, from folders that are not quantised"
-    )
+    has_further: bool = False
+    """Whether the files hold more blocks, which are not computed: this one makes all drafts."""
 
 
 def load_mtp(checkpoint: Checkpoint) -> MtpHead:
-    """The block of a model's own folder. Raises BadRequestError where it has none that is computed, ModelError where it
-    is damaged."""
-    is_folder = checkpoint.gguf_metadata is None and checkpoint.path.is_dir()
-    if not is_folder or checkpoint.quantisation is not None or checkpoint.spec.family not in _NAMES:
-        settings = checkpoint.gguf_metadata or (read_config(checkpoint.path) if is_folder else {})
-        raise BadRequestError(why_no_mtp(checkpoint.name, settings))
-    names, spec = _NAMES[checkpoint.spec.family], checkpoint.spec
-    everything, prefix = open_folder(checkpoint.path), names.prefix.format(spec.num_layers)
-    stored = {name.removeprefix(prefix): own for name, own in everything.items() if name.startswith(prefix)}
-    if not stored:
-        raise BadRequestError(f"{checkpoint.name} has no MTP block: its files hold no tensor named {prefix}*")
-    if further := _further(everything, names, spec):
-        raise BadRequestError(f"{checkpoint.name} has several MTP layers ({further}), and one is computed")
-    family, _ = read_folder_spec(checkpoint.path)
+    """The first block of a model's own files. Raises BadRequestError where they have none that is computed, ModelError
+    where it is damaged."""
+    spec, own = checkpoint.spec, _names_of_block(checkpoint)
+    if own is None or not _has_files(checkpoint):
+        raise BadRequestError(why_no_mtp(checkpoint.name, _settings(checkpoint)))
+    names = _names_of_model(checkpoint)
     # Its layer is as the model's last that attends: others keep states, which no draft could be taken from.
-    layer = next(own for own in reversed(spec.layers) if isinstance(own.attention, GroupedAttention | LatentAttention))
-    own = MtpSpec(layer, spec.hidden_size, spec.vocab_size, (spec.num_layers,), spec.norm_eps, spec.max_context)
-    tensors = _input_tensors(checkpoint, family, own, stored) | _layer_tensors(checkpoint, family, layer, stored)
-    return MtpHead(str(checkpoint.path), own, tensors, np.arange(spec.vocab_size, dtype=np.int64))
+    layer = next(one for one in reversed(spec.layers) if isinstance(one.attention, GroupedAttention | LatentAttention))
+    block = _Block(checkpoint, names, own, layer)
+    stored, has_further = _stored(block)
+    if not stored:
+        place = own.prefix.format(spec.num_layers)
+        raise BadRequestError(f"{checkpoint.name} has no MTP block: its files hold no tensor named {place}*")
+    found = MtpSpec(layer, spec.hidden_size, spec.vocab_size, (spec.num_layers,), spec.norm_eps, spec.max_context)
+    tensors = _input_tensors(block, found, stored) | _layer_tensors(block, stored)
+    return MtpHead(str(checkpoint.path), found, tensors, np.arange(spec.vocab_size, dtype=np.int64), has_further)
 
 
-def _further(everything: Iterable[str], names: BlockNames, spec: ModelSpec) -> str | None:
-    """A tensor of a second block, if there is one."""
-    second = "mtp.layers.1." if names is _BESIDE else names.prefix.format(spec.num_layers + 1)
-    return next((name for name in everything if name.startswith(second)), None)
+def unused_blocks(checkpoint: Checkpoint) -> str | None:
+    """A line about blocks that lie in a model's files while nobody asked for them; None: there are none. Files are
+    looked through where settings declare blocks."""
+    blocks = mtp_blocks(_settings(checkpoint))
+    if not blocks or not _has_files(checkpoint):
+        return None
+    if checkpoint.gguf_metadata is not None:
+        stored: Iterable[str] = open_gguf(checkpoint.path).tensors
+    else:
+        stored = read_folder(checkpoint.path)
+    names = _names_of_model(checkpoint)
+    if not holds_block(map(names.plain, stored), checkpoint.spec, names.layer_prefix):
+        return None
+    return mtp_line(checkpoint.spec.family, blocks, can_draft=_names_of_block(checkpoint) is not None)
 
 
-def _layer_tensors(
-    checkpoint: Checkpoint, family: Family, layer: LayerSpec, stored: Mapping[str, WeightTensor]
-) -> dict[str, WeightTensor]:
+def _has_files(checkpoint: Checkpoint) -> bool:
+    """False: its weights are drawn at random, perhaps."""
+    path = checkpoint.path
+    return path.is_file() if checkpoint.gguf_metadata is not None else path.is_dir() and any(path.glob("*.safetensors"))
+
+
+def _settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    if checkpoint.gguf_metadata is not None:
+        return checkpoint.gguf_metadata
+    return read_config(checkpoint.path) if (checkpoint.path / "config.json").is_file() else {}
+
+
+def _names_of_block(checkpoint: Checkpoint) -> BlockNames | None:
+    return block_names(checkpoint.spec.family, is_gguf=checkpoint.gguf_metadata is not None)
+
+
+def _names_of_model(checkpoint: Checkpoint) -> TensorNames:
+    if checkpoint.gguf_metadata is None:
+        return read_folder_spec(checkpoint.path)[0].hf_names
+    fields = Fields(checkpoint.path.name, checkpoint.gguf_metadata)
+    return family_of_gguf(fields.text("general.architecture")).gguf_names
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Whose it is, what the model's tensors are called in its files, and what the block's are."""
+
+    checkpoint: Checkpoint
+    names: TensorNames
+    own: BlockNames
+    layer: LayerSpec
+
+    @property
+    def as_model(self) -> ModelSpec:
+        """A model of this layer alone."""
+        return replace(self.checkpoint.spec, layers=(self.layer,))
+
+    def in_model(self, name: str) -> str:
+        """What a tensor of the block, named behind its prefix, is called in such a model's files."""
+        if name == self.own.final_norm:
+            return stored_name_of(self.names, "final_norm")
+        return f"{self.names.layer_prefix.format(0)}{name.removeprefix(self.own.layer)}"
+
+
+def stored_name_of(names: TensorNames, target: str) -> str:
+    """Of a tensor that belongs to no layer."""
+    return next(name for name, targets in names.whole.items() if targets == (target,))
+
+
+def _stored(block: _Block) -> tuple[Stored, bool]:
+    """The block's tensors by their names behind its prefix, and whether the files hold a further block."""
+    checkpoint, own, spec = block.checkpoint, block.own, block.checkpoint.spec
+    everything: Stored
+    if checkpoint.gguf_metadata is not None:
+        everything = open_gguf(checkpoint.path).tensors
+    elif checkpoint.quantisation is None:
+        everything = open_folder(checkpoint.path)
+    else:
+        return _stored_quantised(block, checkpoint.quantisation)
+    kept = {own.in_block(name, spec): one for name, one in everything.items() if own.is_own(name, spec)}
+    return kept, any(own.is_further(name, spec) for name in everything)
+
+
+def _stored_quantised(block: _Block, quantisation: Quantisation) -> tuple[Stored, bool]:
+    """Its matrices are as they are stored, which is often otherwise than the model's."""
+    checkpoint, own, spec = block.checkpoint, block.own, block.checkpoint.spec
+    raw, in_layer = read_folder(checkpoint.path), roles_of(block.names, block.as_model)
+
+    def role_of(stored_name: str) -> Role | None:
+        name = own.in_block(stored_name, spec)
+        if name in own.inputs:
+            return Role.LINEAR if own.inputs[name] == "fc" else None
+        return in_layer(block.in_model(name))
+
+    def is_unused(stored_name: str) -> bool:
+        return own.in_block(stored_name, spec) in own.unused
+
+    kept = {name: one for name, one in raw.items() if own.is_own(name, spec)}
+    plain, source = block.names.plain, str(checkpoint.path)
+    found, _ = Folder(source, kept, quantisation, role_of, plain, is_unused, takes_floats=True).tensors()
+    in_block = {own.in_block(name, spec): one for name, one in found.items()}
+    return in_block, any(own.is_further(name, spec) for name in raw)
+
+
+def _layer_tensors(block: _Block, stored: Stored) -> dict[str, WeightTensor]:
     """Named, split and put right as those of a model of one layer, which has the model's embedding and output."""
-    names, own, block = family.hf_names, _NAMES[checkpoint.spec.family], replace(checkpoint.spec, layers=(layer,))
-    model = {}
+    checkpoint, own, spec = block.checkpoint, block.own, block.as_model
+    source, model = f"{checkpoint.name}'s MTP block", {}
     for name, tensor in stored.items():
-        if name == own.final_norm:
-            model["model.norm.weight"] = tensor
-        elif name not in own.inputs and name not in own.unused:
-            model[f"{names.layer_prefix.format(0)}{name.removeprefix(own.layer)}"] = tensor
+        if name in own.unused:
+            _check_shared(source, tensor, spec)
+        elif name not in own.inputs:
+            model[block.in_model(name)] = tensor
     for target in ("embedding", "output"):
         if target in checkpoint.tensors:
-            stored_name = next(name for name, targets in names.whole.items() if targets == (target,))
-            model[stored_name] = checkpoint.tensors[target]
-    found = canonical_tensors(f"{checkpoint.name}'s MTP block", model, names, block)
-    kept = {name.removeprefix(layer_name(0, "")): own for name, own in found.items() if name.startswith("layers.")}
+            model[stored_name_of(block.names, target)] = checkpoint.tensors[target]
+    found = canonical_tensors(source, model, block.names, spec)
+    kept = {name.removeprefix(layer_name(0, "")): one for name, one in found.items() if name.startswith("layers.")}
     return kept | {"final_norm": found["final_norm"]}
 
 
-def _input_tensors(
-    checkpoint: Checkpoint, family: Family, spec: MtpSpec, stored: Mapping[str, WeightTensor]
-) -> dict[str, WeightTensor]:
-    adds_one = family.hf_names.adjust.get("final_norm") is Adjustment.ADD_ONE
-    own, shapes, found = _NAMES[checkpoint.spec.family], spec.input_shapes(), {}
+def _check_shared(source: str, tensor: WeightTensor, spec: ModelSpec) -> None:
+    """What the files hold of the model's once more, and is not used, tells whose block this is."""
+    shape = (spec.vocab_size, spec.hidden_size)
+    if tensor.shape != shape:
+        had = f"{tensor.name[:80]} has shape {tensor.shape}, and the model's has {shape}"
+        raise ModelError(f"{source} belongs to another model: {had}")
+
+
+def _input_tensors(block: _Block, spec: MtpSpec, stored: Stored) -> dict[str, WeightTensor]:
+    adds_one = block.names.adjust.get("final_norm") is Adjustment.ADD_ONE
+    own, shapes, found = block.own, spec.input_shapes(), {}
     for stored_name, name in own.inputs.items():
         tensor = stored.get(stored_name)
         if tensor is None or tensor.shape != shapes[name]:
             had = "is missing" if tensor is None else f"has shape {tensor.shape}, and {shapes[name]} is needed"
-            place = own.prefix.format(checkpoint.spec.num_layers)
-            raise ModelError(f"{checkpoint.name}: the tensor {place}{stored_name} of its MTP block {had}")
+            place = own.prefix.format(block.checkpoint.spec.num_layers)
+            raise ModelError(f"{block.checkpoint.name}: the tensor {place}{stored_name} of its MTP block {had}")
         is_norm = len(shapes[name]) == 1
         found[name] = from_float32(name, tensor.to_float32() + np.float32(1)) if is_norm and adds_one else tensor
     return found

@@ -74,6 +74,9 @@ class Folder:
     plain_name: Callable[[str], str]
     """A stored name without what a larger model put around it."""
     is_left_out: Callable[[str], bool]
+    takes_floats: bool = False
+    """Of blocks beside the model, which many tools leave as they were and few configs tell of: a matrix that is stored
+    as floats is one, whatever is said of it."""
 
     def tensors(self) -> tuple[dict[str, WeightTensor], KVScales | None]:
         raw, kv_scales = self._without_kv_scales()
@@ -120,7 +123,7 @@ class Folder:
             raise ModelError(f"{self.source}: {quoted(owner)} is a quantised embedding, which is not read")
         if is_quantised and expected is Expected.NO:
             raise ModelError(f"{self.source}: {quoted(owner)} is stored quantised, and {by} says that it is not")
-        if not is_quantised and expected is Expected.YES:
+        if not is_quantised and expected is Expected.YES and not self.takes_floats:
             raise ModelError(f"{self.source}: {quoted(owner)} is stored as {stored_as}, and {by} says it is quantised")
         if not is_quantised:
             assert weight is not None
@@ -136,6 +139,7 @@ class Folder:
         found: dict[str, dict[int, npt.NDArray[np.float32]]] = {"k": {}, "v": {}}
         for name, tensor in self.raw.items():
             kinds = [kind for kind, endings in _KV_NAMES.items() if name.endswith(endings)]
+            kinds = [] if kinds and self.is_left_out(name) else kinds  # a block that drafts counts its own layers
             for kind in kinds:
                 self._take_kv_scale(name, tensor, found[kind])
             if not kinds and not name.endswith(_UNUSED_SCALES):
