@@ -5,7 +5,7 @@ from __future__ import annotations
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.response_items import OutputItems
 from twostroke.text.reasoning import ThinkSplitter
-from twostroke.text.tool_parsers import HERMES
+from twostroke.text.tool_parsers.known_formats import HERMES
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 ANSWER = "<think>Hm.</think>One. " + CALL.format("a", '{"x": [1, 2]}') + " Two." + CALL.format("b", "{}") + "Three."

@@ -12,10 +12,10 @@ import pytest
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers import HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from twostroke.text.tool_parsers.call_grammar import answer_grammar, calls_grammar, either_grammar
 from twostroke.text.tool_parsers.custom_input import CustomInput
 from twostroke.text.tool_parsers.formats import ToolFormat
+from twostroke.text.tool_parsers.known_formats import HARMONY, HERMES, MISTRAL, MISTRAL_ARGS
 
 from .test_tool_parsers import JSON_FORMATS, takes_tokens, written
 
@@ -40,12 +40,7 @@ def takes(smollm2_tokenizer: Tokenizer) -> Takes:
 
 def raw(tool_format: ToolFormat, text: str) -> str:
     """A call of the calculator, its input as it stands."""
-    if tool_format is HARMONY:
-        return f'{tool_format.opening}calculate{tool_format.after_name}{{"input": "{text}"}}'
-    if tool_format is MISTRAL_ARGS:
-        return f'[TOOL_CALLS]calculate[ARGS]{{"input": "{text}"}}'
-    body = f'{{"name": "calculate", "{tool_format.arguments_key}": {{"input": "{text}"}}}}'
-    return {HERMES: f"<tool_call>\n{body}\n</tool_call>", LLAMA3: body, MISTRAL: f"[TOOL_CALLS][{body}]"}[tool_format]
+    return one(tool_format, "calculate", f'{{"input": "{text}"}}')
 
 
 def one(tool_format: ToolFormat, name: str, arguments: str) -> str:
@@ -68,8 +63,8 @@ def read(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[st
 @pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)
 def test_an_answer_may_have_calls_in_it(tool_format: ToolFormat, takes: Takes) -> None:
     call = one(tool_format, "second", '{"x": "y"}')
-    behind = "" if tool_format in (LLAMA3, MISTRAL, HARMONY) else call
-    before = "" if tool_format in (LLAMA3, HARMONY) else "Let me see {it}.\n"
+    behind = "" if tool_format is HARMONY or tool_format.wrapper is not None else call
+    before = "" if tool_format is HARMONY or tool_format.begins_bare else "Let me see {it}.\n"
     for only_one in (True, False):
         spec = answer_grammar(tool_format, FUNCTIONS, {}, only_one=only_one)
         assert takes(spec, 'Just a text, with "quotes" and <tags>.\n') and takes(spec, "")

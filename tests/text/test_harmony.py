@@ -15,7 +15,7 @@ from twostroke.core.grammar import ForeseeingMatcher, GrammarSpec
 from twostroke.server.parsing import AnswerParser, finished_calls
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonySplitter
-from twostroke.text.tool_parsers import HARMONY
+from twostroke.text.tool_parsers.known_formats import HARMONY
 
 WEATHER = '{"city": "Oslo", "days": [1, 2]}'
 THOUGHT = f"{CHANNEL}analysis{MESSAGE}The user asks."

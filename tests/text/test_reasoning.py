@@ -46,8 +46,8 @@ def test_an_answer_that_was_cut_shows_no_part_of_a_marker(marked: str, is_open: 
 
 
 def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
-    assert choose("auto", smollm2_tokenizer) == "none"
-    assert choose("think", smollm2_tokenizer) == "think"
+    assert choose("auto", smollm2_tokenizer).parser == "none"
+    assert choose("think", smollm2_tokenizer).parser == "think"
     with pytest.raises(BadRequestError, match="reasoning parser"):
         choose("other", smollm2_tokenizer)
 
@@ -72,6 +72,6 @@ def test_gemmas_channel_cut_at_every_position(text: str, is_open: bool, reasonin
 def test_a_template_with_gemmas_channel_is_known() -> None:
     template = "{{- '<|channel>thought\\n' + thinking_text + '\\n<channel|>' -}}"
     known = SimpleNamespace(chat_template=template, special_tokens={}, encode=lambda *_, **__: [1, 2])
-    assert choose("auto", cast("Tokenizer", known)) == "channel"
+    assert choose("auto", cast("Tokenizer", known)).parser == "channel"
     known = SimpleNamespace(chat_template=None, special_tokens={"<|channel>": 1, "<channel|>": 2})
-    assert choose("auto", cast("Tokenizer", known)) == "channel"
+    assert choose("auto", cast("Tokenizer", known)).parser == "channel"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,10 +12,14 @@ import pytest
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import TokenMatcher
+from twostroke.core.setting import settings_of
+from twostroke.server.settings import ServerSettings
+from twostroke.text import reasoning
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers import FORMATS, GEMMA4, HARMONY, HERMES, LLAMA3, MINIMAX, MISTRAL, MISTRAL_ARGS, choose
+from twostroke.text.tool_parsers import FORMATS, choose
 from twostroke.text.tool_parsers.formats import ToolFormat
+from twostroke.text.tool_parsers.known_formats import GEMMA4, HERMES, LLAMA3, MINIMAX, MISTRAL, MISTRAL_ARGS
 
 JSON_FORMATS = {name: one for name, one in FORMATS.items() if one.arguments == "json"}
 """The others are in `test_written_arguments.py`."""
@@ -34,20 +39,48 @@ def takes_tokens(matcher: TokenMatcher, token_ids: list[int]) -> bool:
     return True
 
 
+OBJECT = '{"name": "%s", "arguments": %s}'
+LLAMA_OBJECT = '{"name": "%s", "parameters": %s}'
+WRITTEN = {
+    "hermes": ("", f"<tool_call>\n{OBJECT}\n</tool_call>", "\n", ""),
+    "llama3": ("", LLAMA_OBJECT, "; ", ""),
+    "llama4": ("", LLAMA_OBJECT, "; ", ""),
+    "harmony": ("", "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>%s", "", ""),
+    "mistral-args": ("", "[TOOL_CALLS]%s[ARGS]%s", "", ""),
+    "mistral": ("[TOOL_CALLS] [", OBJECT, ", ", "]"),
+    "nemotron": ("<TOOLCALL>[", OBJECT, ", ", "]</TOOLCALL>"),
+    "granite": ("<|tool_call|>[", OBJECT, ", ", "]"),
+    "phi4": ("<|tool_call|>[", OBJECT, ", ", "]<|/tool_call|>"),
+    "hunyuan-list": ("<tool_calls>[", OBJECT, ", ", "]</tool_calls>"),
+    "hunyuan": ("<tool_calls>", "<tool_call>%s\n```json\n%s\n```</tool_call>", "", "</tool_calls>"),
+    "deepseek-v3": (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>",
+        "\n",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "deepseek-v31": (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>%s<｜tool▁sep｜>%s<｜tool▁call▁end｜>",
+        "",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "kimi-k2": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>%s<|tool_call_end|>",
+        "",
+        "<|tool_calls_section_end|>",
+    ),
+}
+"""What stands before calls, a call, what stands between two and what behind them, as each format's makers write it."""
+BARE = ("llama3", "llama4")
+"""Their calls are whole answers."""
+
+
 def written(tool_format: ToolFormat, calls: list[tuple[str, str]]) -> str:
     """Calls as a model of this format writes them."""
-    key = tool_format.arguments_key
-    objects = [f'{{"name": {json.dumps(name)}, "{key}": {arguments}}}' for name, arguments in calls]
-    if tool_format is HERMES:
-        return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects)
-    if tool_format is LLAMA3:
-        return "; ".join(objects)
-    if tool_format is HARMONY:
-        opening, between = tool_format.opening, tool_format.after_name
-        return "".join(f"{opening}{name}{between}{arguments}" for name, arguments in calls)
-    if tool_format is MISTRAL_ARGS:
-        return "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in calls)
-    return "[TOOL_CALLS] [" + ", ".join(objects) + "]"
+    before, call, between, behind = WRITTEN[tool_format.name]
+    return before + between.join(call % (name, arguments) for name, arguments in calls) + behind
 
 
 def parsed(tool_format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
@@ -133,8 +166,8 @@ def test_mistrals_own_call_ids_are_no_part_of_a_name() -> None:
 @pytest.mark.parametrize("said", ["", "Let me look.\n"])
 def test_an_answer_that_was_cut_shows_nothing_of_a_call(tool_format: ToolFormat, said: str) -> None:
     """At every position, however it came: a call is whole or none, and no marker is content."""
-    if said and tool_format is LLAMA3:
-        said, opening = "Let me look.\n", "<|python_tag|>"
+    if said and tool_format.name in BARE:
+        said, opening = "Let me look.\n", tool_format.first_marker
     else:
         opening = ""
     calls = [(f"tool_{index}", arguments) for index, arguments in enumerate(ARGUMENTS)]
@@ -180,8 +213,8 @@ def test_other_objects_that_were_cut_are_answers() -> None:
 
 
 def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
-    assert choose("auto", smollm2_tokenizer) is HERMES
-    assert choose("mistral", smollm2_tokenizer) is MISTRAL
+    assert choose("auto", smollm2_tokenizer).tool_format is HERMES
+    assert choose("mistral", smollm2_tokenizer).tool_format is MISTRAL
     for template, found in (
         ("[TOOL_CALLS]", MISTRAL),
         ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS),
@@ -189,11 +222,23 @@ def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
         ("{% set begin = '<minimax:tool_call>' %}{% set end = '</minimax:tool_call>' %}", MINIMAX),
     ):
         known = SimpleNamespace(chat_template=template, special_tokens={})
-        assert choose("auto", cast("Tokenizer", known)) is found
+        assert choose("auto", cast("Tokenizer", known)).tool_format is found
         known = SimpleNamespace(chat_template=None, special_tokens=dict.fromkeys(found.markers, 1))
-        assert choose("auto", cast("Tokenizer", known)) is found
+        assert choose("auto", cast("Tokenizer", known)).tool_format is found
     with pytest.raises(BadRequestError, match="tool parser"):
         choose("other", smollm2_tokenizer)
+
+
+def test_a_format_goes_by_other_names_too(smollm2_tokenizer: Tokenizer) -> None:
+    for name, found in (("kimi_k2", "kimi-k2"), ("Qwen3_XML", "qwen3-coder"), ("granite4", "hermes")):
+        assert choose(name, smollm2_tokenizer) == (FORMATS[found], "as asked")
+
+
+def test_the_options_help_names_every_parser() -> None:
+    settings = settings_of(ServerSettings)
+    assert set(FORMATS) <= set(re.split(r"[\s,;]+", settings["tool_parser"].help))
+    told = settings["reasoning_parser"].help
+    assert all(re.search(rf"(^|[\s]){re.escape(name)}[:,;]", told) for name in reasoning.PARSERS)
 
 
 @pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)

@@ -1,5 +1,5 @@
-"""Formats whose arguments are no JSON: Gemma 4's and MiniMax M2's. Calls as their makers' templates write them, cut at
-every position, come out as JSON; what their grammars take is what the parser reads back."""
+"""Formats whose arguments are no JSON: Gemma's, those in tags, those in Python. Calls as their makers' templates write
+them, cut at every position, come out as JSON; what their grammars take is what the parser reads back."""
 
 from __future__ import annotations
 
@@ -13,14 +13,42 @@ import pytest
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers import GEMMA4, MINIMAX
 from twostroke.text.tool_parsers.call_grammar import answer_grammar, calls_grammar, either_grammar
 from twostroke.text.tool_parsers.formats import ToolFormat
+from twostroke.text.tool_parsers.known_formats import FORMATS as ALL_FORMATS
+from twostroke.text.tool_parsers.known_formats import GEMMA4, GLM45, LFM2, MINIMAX, PYTHONIC, QWEN3_CODER
 
 from .test_tool_parsers import takes_tokens
 
 Takes = Callable[[GrammarSpec, str], bool]
-FORMATS = {"gemma4": GEMMA4, "minimax": MINIMAX}
+FORMATS = {name: one for name, one in ALL_FORMATS.items() if one.arguments != "json"}
+PARAMETERS = "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n"
+TAGGED = {
+    "minimax": (
+        *("<minimax:tool_call>\n", '<invoke name="%s">\n', '<parameter name="%s">%s</parameter>\n'),
+        *("</invoke>", "\n", "\n</minimax:tool_call>"),
+    ),
+    "qwen3-coder": (
+        *("", "<tool_call>\n<function=%s>\n", "<parameter=%s>\n%s\n</parameter>\n"),
+        *("</function>\n</tool_call>", "\n", ""),
+    ),
+    "seed-oss": (
+        *("", "<seed:tool_call>\n<function=%s>\n", "<parameter=%s>%s</parameter>\n"),
+        *("</function>\n</seed:tool_call>", "\n", ""),
+    ),
+    "glm45": ("", "<tool_call>%s\n", PARAMETERS, "</tool_call>", "\n", ""),
+    "glm47": ("", "<tool_call>%s", PARAMETERS.replace("\n", ""), "</tool_call>", "", ""),
+    "hunyuan3": (
+        *("<tool_calls>\n", "<tool_call>%s<tool_sep>\n", PARAMETERS),
+        *("</tool_call>", "\n", "\n</tool_calls>"),
+    ),
+}
+"""What stands before all calls, a call's beginning, an argument, a call's end, what is between two and behind all."""
+IN_PYTHON = {
+    "lfm2": ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "pythonic": ("[", ", ", "]"),
+    "olmo3": ("<function_calls>\n", "\n", "\n</function_calls>"),
+}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -50,28 +78,50 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 SCHEMAS = {"get_weather": SCHEMA}
 
 
-def gemma_value(value: Any) -> str:
+def gemma_value(value: Any, quote: str) -> str:
     """As the template's `format_argument` has it."""
     if isinstance(value, str):
-        return f'<|"|>{value}<|"|>'
+        return f"{quote}{value}{quote}"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{gemma_value(value[key])}" for key in sorted(value)) + "}"
+        return "{" + ",".join(f"{key}:{gemma_value(value[key], quote)}" for key in sorted(value)) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(gemma_value, value)) + "]"
+        return "[" + ",".join(gemma_value(one, quote) for one in value) + "]"
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
+def python_value(value: Any) -> str:
+    """As Python reads it, with the quotes that most write."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)}: {python_value(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(python_value, value)) + "]"
+    return repr(value)
+
+
 def written(tool_format: ToolFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    if tool_format is GEMMA4:
-        return "".join(f"<|tool_call>call:{name}{gemma_value(arguments)}<tool_call|>" for name, arguments in calls)
-    text = "<minimax:tool_call>\n"
-    for name, arguments in calls:
-        text += f'<invoke name="{name}">\n'
-        for key, value in arguments.items():
-            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            text += f'<parameter name="{key}">{shown}</parameter>\n'
-        text += "</invoke>\n"
-    return text + "</minimax:tool_call>"
+    name = tool_format.name
+    if tool_format.arguments == "gemma":
+        end = {"gemma4": "<tool_call|>", "function-gemma": "<end_function_call>"}[name]
+        beginning = {"gemma4": "<|tool_call>call:", "function-gemma": "<start_function_call>call:"}[name]
+        return "".join(f"{beginning}{call}{gemma_value(said, tool_format.quote)}{end}" for call, said in calls)
+    if tool_format.arguments == "python":
+        before, between, behind = IN_PYTHON[name]
+        texts = [f"{call}({', '.join(f'{key}={python_value(said[key])}' for key in said)})" for call, said in calls]
+        return before + between.join(texts) + behind
+    before, head, argument, end, between, behind = TAGGED[name]
+    texts = []
+    for call, said in calls:
+        shown = {key: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for key, one in said.items()}
+        texts.append(head % call + "".join(argument % (key, shown[key]) for key in shown) + end)
+    return before + between.join(texts) + behind
+
+
+def raw_call(tool_format: ToolFormat, text: str) -> str:
+    """The input as it stands, and no escapes in it."""
+    call = written(tool_format, [("calculate", {"input": text})])
+    return call.replace(json.dumps(text), f'"{text}"') if tool_format.arguments == "python" else call
 
 
 def read(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[str, list[tuple[str, str]], int]:
@@ -96,10 +146,11 @@ def parsed(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_cut_at_every_position(tool_format: ToolFormat, call: tuple[str, dict[str, Any]]) -> None:
-    text = "Let me look.\n" + written(tool_format, [call])
+    said = "" if tool_format.begins_bare else "Let me look."
+    text = f"{said}\n{written(tool_format, [call])}"
     for cut in range(len(text) + 1):
-        assert parsed(tool_format, [text[:cut], text[cut:]]) == ("Let me look.", [call])
-    assert parsed(tool_format, list(text)) == ("Let me look.", [call])
+        assert parsed(tool_format, [text[:cut], text[cut:]]) == (said, [call])
+    assert parsed(tool_format, list(text)) == (said, [call])
 
 
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
@@ -113,7 +164,8 @@ def test_several_calls_in_random_pieces(tool_format: ToolFormat) -> None:
 
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
 def test_an_answer_that_was_cut_shows_nothing_of_a_call(tool_format: ToolFormat) -> None:
-    text = "Well.\n" + written(tool_format, CALLS)
+    said = "" if tool_format.begins_bare else "Well."
+    text = f"{said}\n{written(tool_format, CALLS)}"
     for cut in range(len(text) + 1):
         parser = tool_format.parser(schemas=SCHEMAS)
         begun, content = [], ""
@@ -122,7 +174,7 @@ def test_an_answer_that_was_cut_shows_nothing_of_a_call(tool_format: ToolFormat)
             for number, name, piece in split.calls:
                 begun += [""] if name is not None else []
                 begun[number] += piece
-        assert content.strip() == text[: min(cut, 5)]
+        assert content.strip() == text[: min(cut, len(said))]
         whole = begun[: parser.num_finished]
         assert list(map(json.loads, whole)) == [arguments for _, arguments in CALLS[: len(whole)]]
         for unfinished in begun[parser.num_finished :]:
@@ -175,6 +227,59 @@ def test_what_a_value_is_follows_from_the_schema(schema: dict[str, Any], text: s
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("'Val d\\'Is\u00e8re'", "Val d'Is\u00e8re"),
+        ("'Val d'Is\u00e8re, 'here' and there'", "Val d'Is\u00e8re, 'here' and there"),  # nobody escaped it
+        ("""'She said "no", twice'""", 'She said "no", twice'),
+        (r'"a\tb\nc\\ \x41\u00e9\ud83d\ude00\/\q"', "a\tb\nc\\ A\u00e9\U0001f600/\\q"),
+        (r"'\xg1'", "\\xg1"),
+        ('"""x = \'a\'\ny = "b"\n"""', "x = 'a'\ny = \"b\"\n"),
+        ("''", ""),
+        ("[1, -2.5, 1_000, 0x10, +3, 1e3,]", [1, -2.5, 1000, 16, 3, 1000.0]),
+        ("(True, False, None, true, null)", [True, False, None, True, None]),
+        ("{'a': {}, \"b\" : [[]], 'c':{'d': 'e'}}", {"a": {}, "b": [[]], "c": {"d": "e"}}),
+        ("celsius", "celsius"),
+        ("nan", "nan"),
+        (repr({"a": [True, None, "x'y\n"], "b": ("c", 1)}), {"a": [True, None, "x'y\n"], "b": ["c", 1]}),
+    ],
+)
+def test_values_in_python(text: str, value: object) -> None:
+    call = f"<|tool_call_start|>[f(x={text}, y=1), g()]<|tool_call_end|>"
+    for cut in range(len(call) + 1):
+        assert parsed(LFM2, [call[:cut], call[cut:]]) == ("", [("f", {"x": value, "y": 1}), ("g", {})])
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "object"}, "{'a': [True, None]}", {"a": [True, None]}),
+        ({"type": "array"}, "('a', 1)", ["a", 1]),
+        ({"type": "array"}, "[broken", "[broken"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": "string"}, "None", "None"),
+        ({"type": "string"}, "\n two\nlines \n", "\n two\nlines \n"),
+        ({"type": "string"}, "</param><parameter=y>", "</param><parameter=y>"),
+        ({"type": "number"}, "\n3\n", 3),
+    ],
+)
+def test_values_on_lines_of_their_own(schema: dict[str, Any], text: str, value: object) -> None:
+    call = written(QWEN3_CODER, [("f", {"x": text})])
+    schemas = {"f": {"type": "object", "properties": {"x": schema}}}
+    for cut in range(len(call) + 1):
+        assert parsed(QWEN3_CODER, [call[:cut], call[cut:]], schemas=schemas) == ("", [("f", {"x": value})])
+
+
+def test_tags_without_white_space_between_them() -> None:
+    for tight in (QWEN3_CODER, GLM45, MINIMAX):
+        call = ("get_weather", {"city": "New York", "exact": True})
+        text = written(tight, [call, call]).replace("\n", "")
+        if tight is GLM45:
+            text = text.replace("get_weather<", "get_weather\n<", 1)
+        assert parsed(tight, list(text)) == ("", [call, call])
+
+
+@pytest.mark.parametrize(
     ("text", "arguments"),
     [
         ('{a:None, b : True,c:-1.5,d:<|"|>x<|"|>}', {"a": None, "b": True, "c": -1.5, "d": "x"}),
@@ -194,6 +299,18 @@ def test_gemmas_other_spellings(text: str, arguments: dict[str, Any]) -> None:
         (MINIMAX, '<invoke name="f">\n</invoke>'),  # outside of any block
         (MINIMAX, "<minimax:tool_call>\nnothing of the kind"),
         (MINIMAX, "<minimax:tool_call>\n</minimax:tool_call>"),
+        (QWEN3_CODER, "<tool_call>\n<function=f>\nno parameter\n</function>\n</tool_call>"),
+        (QWEN3_CODER, "<tool_call>\n</tool_call>"),
+        (GLM45, "<tool_call>\n"),
+        (GLM45, "<tool_call>{not a name}"),
+        (GLM45, "<tool_call>name\nand no tag"),
+        (LFM2, "<|tool_call_start|>[]<|tool_call_end|>"),
+        (LFM2, '<|tool_call_start|>["a", 1]<|tool_call_end|>'),
+        (LFM2, "<|tool_call_start|>[f('no name')]<|tool_call_end|>"),
+        (PYTHONIC, "[1, 2, 3]"),
+        (PYTHONIC, "[a link](https://example.org/a=b) and more"),
+        (PYTHONIC, "[f]"),
+        (PYTHONIC, "Say [f(x=1)]"),
         (GEMMA4, "<|tool_call>and no call"),
         (GEMMA4, "<|tool_call>call:{}"),
     ],
@@ -224,7 +341,8 @@ def test_a_grammar_takes_what_its_parser_reads(tool_format: ToolFormat, takes: T
     anything = ("any", {"x": "y z", "w": "v"})
     for call in (*CALLS, anything):
         text = written(tool_format, [call])
-        assert takes(one, text) and takes(several, text) and takes(free, "Hm.\n" + text) and takes(free, text)
+        assert takes(one, text) and takes(several, text) and takes(free, text)
+        assert takes(free, "Hm.\n" + text)  # bare calls are text behind a text
     assert takes(several, written(tool_format, [*CALLS, anything]))
     assert not takes(one, written(tool_format, CALLS))
     assert takes(free, "Just a text, a < b.") and not takes(several, "Just a text.")
@@ -237,6 +355,8 @@ def test_a_grammar_takes_what_its_parser_reads(tool_format: ToolFormat, takes: T
         ("ping", {"x": 1}),
     ):
         assert not takes(one, written(tool_format, [wrong]))
+    if tool_format.begins_bare:
+        return
     either = either_grammar(tool_format, FUNCTIONS, {}, '{"type": "integer"}', only_one=False)
     assert takes(either, "7") and takes(either, written(tool_format, CALLS)) and not takes(either, "seven")
 
@@ -246,13 +366,13 @@ def test_an_input_follows_its_grammar_and_is_read_as_it_stands(tool_format: Tool
     lark = 'start: expr\nexpr: NUMBER (OPERATOR NUMBER)*\nOPERATOR: "+" | "}}" | "\\""\nNUMBER: /[0-9]{1,3}/'
     calculator = {"name": "calculate", "lark": lark}
     text = '1+20}}3"4'
-    call = written(tool_format, [("calculate", {"input": text})])
+    call = raw_call(tool_format, text)
     for spec in (
         calls_grammar(tool_format, [*FUNCTIONS, calculator], {}, only_one=False),
         answer_grammar(tool_format, [calculator], {}, only_one=True),
     ):
         assert takes(spec, call)
-        assert not takes(spec, written(tool_format, [("calculate", {"input": "1+"})]))
+        assert not takes(spec, raw_call(tool_format, "1+"))
     for cut in range(len(call) + 1):
         found = read(tool_format, [call[:cut], call[cut:]], custom={"calculate": True})
         assert found == ("", [("calculate", text)], 1)
@@ -293,6 +413,8 @@ def test_strings_of_a_pattern(
     tool_format: ToolFormat, pattern: str, fits: list[str], fails: list[str], takes: Takes
 ) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": pattern}}, "required": ["x"]}
+    if not fails and tool_format.arguments == "python":
+        return  # its strings are JSON's, and held to any pattern
     grammar = calls_grammar(tool_format, [{"name": "f", "parameters": schema}], {}, only_one=True)
     for text in (*fits, *fails):
         assert takes(grammar, written(tool_format, [("f", {"x": text})])) == (text in fits)

@@ -148,7 +148,8 @@ def _filled(defaults: Any, given: Mapping[tuple[str, ...], Any]) -> Any:
 
 def _option(setting: Setting, flag: str, panel: str | None = None) -> Any:
     flags = f"{flag}/--no-{flag[2:]}" if setting.kind == "switch" else flag
-    return typer.Option(flags, metavar=setting.metavar, help=setting.help, rich_help_panel=panel)
+    names = (flags,) if setting.other_flag is None else (flags, setting.other_flag)
+    return typer.Option(*names, metavar=setting.metavar, help=setting.help, rich_help_panel=panel)
 
 
 def engine_option(name: str) -> Any:

@@ -25,6 +25,8 @@ class Setting:
     panel: str = ""
     flag: str | None = None
     """What a command calls it; None: as the field."""
+    other_flag: str | None = None
+    """What other programs call it, and a command takes too."""
     metavar: str | None = None
     low: float = -inf
     high: float | None = inf

@@ -15,7 +15,8 @@ from twostroke.server.prompts import Room
 from twostroke.server.sampling import check_served
 from twostroke.server.service import Service
 from twostroke.server.structured import Named
-from twostroke.server.tools import ToolRequest, told_of_tools
+from twostroke.server.told_tools import told_of_tools
+from twostroke.server.tools import ToolRequest
 from twostroke.text import harmony
 from twostroke.text.harmony import HarmonySplitter
 from twostroke.text.reasoning import MARKERS, THINK, Markers, ThinkSplitter
@@ -49,7 +50,9 @@ class Conversation:
         if self.is_harmony:
             thoughts = HarmonySplitter(has_calls=self.tool_format is not None)
         elif self.thought is not None:
-            thoughts = ThinkSplitter(self.markers, is_open=self.thought == "open")
+            found = self.tool_format
+            call_opening = found.first_marker if found is not None and found.ends_thought else ""
+            thoughts = ThinkSplitter(self.markers, is_open=self.thought == "open", call_opening=call_opening)
         calls, max_calls = None, 1 if self.tools.only_one else None
         if self.tool_format is not None:
             calls = self.tool_format.parser(
@@ -118,7 +121,8 @@ async def chat_tokens(
     encoder = service.encoder()
     if service.reasoning_parser == "harmony":
         messages = [_harmony_turn(message) for message in messages]
-    messages = await encoder.beside(lambda: told_of_tools(messages, tools.tools, encoder.tokenizer))
+    tool_format = service.tool_format
+    messages = await encoder.beside(lambda: told_of_tools(messages, tools.tools, encoder.tokenizer, tool_format))
     return await encoder.chat(messages, tools=tools.tools or None, options=options, room=room)
 
 
@@ -141,7 +145,7 @@ def _needs_channels(service: Service, prompt: tuple[int, ...], grammar: GrammarS
 
 def _thought(service: Service, prompt: tuple[int, ...], markers: Markers) -> str:
     ending = _ending(service, prompt)
-    if ending.endswith(markers.opening):
+    if markers.are_open_in(ending):
         return "open"
     # A template that was told not to think closes it itself.
     return "none" if ending.endswith(markers.closing) else "possible"

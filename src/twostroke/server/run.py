@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+import msgspec
 import uvicorn
 
 from twostroke.cluster.registration import Registration
@@ -213,10 +214,11 @@ async def _start(
     except TwostrokeError:
         ready.cancel()
         raise
+    note = service.answers_are_read(facts.family)
     # What is there by now stays: the garbage collector need not look at it again while tokens wait.
     gc.collect()
     gc.freeze()
     with suppress(OSError):  # a log on a full disk
-        on_ready(facts)
+        on_ready(facts if facts.vectors else msgspec.structs.replace(facts, notes=(*facts.notes, note)))
     if registration is not None:
         registration.start()

@@ -34,7 +34,7 @@ from twostroke.server.watch_hub import WatchHub
 from twostroke.text import reasoning, tool_parsers
 from twostroke.text.template_variables import template_variables
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers import HERMES
+from twostroke.text.tool_parsers.known_formats import HERMES
 
 if TYPE_CHECKING:
     from twostroke.server.tracing import Tracing
@@ -85,11 +85,20 @@ class Service:
 
     def read_answers_of(self, tokenizer: Tokenizer) -> None:
         """Once the tokenizer is there: how this model's answers are to be read."""
-        self.tool_format = tool_parsers.choose(self.settings.tool_parser, tokenizer)
-        self.reasoning_parser = reasoning.choose(self.settings.reasoning_parser, tokenizer)
+        self._choose_formats(tokenizer, "")
         self.template_variables = template_variables(tokenizer.chat_template)
         self.grammars = GrammarGate(tokenizer, self.metrics)
         self.prompts = PromptEncoder(tokenizer)
+
+    def answers_are_read(self, family: str) -> str:
+        """How, and why so, in a sentence. The family is known once the model is loaded; it decides where the tokenizer
+        does not."""
+        return self._choose_formats(self.encoder().tokenizer, family)
+
+    def _choose_formats(self, tokenizer: Tokenizer, family: str) -> str:
+        self.tool_format, why = tool_parsers.choose(self.settings.tool_parser, tokenizer, family)
+        self.reasoning_parser, why_thoughts = reasoning.choose(self.settings.reasoning_parser, tokenizer, family)
+        return f"tool calls: {self.tool_format.name}, {why}; thoughts: {self.reasoning_parser}, {why_thoughts}"
 
     def facts(self) -> Ready:
         if self.client.facts is None:

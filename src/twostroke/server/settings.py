@@ -153,14 +153,17 @@ class ServerSettings:
     tool_parser: str = text(
         "auto",
         ANSWERS,
-        "How the model writes tool calls: gemma4, harmony, hermes, llama3, minimax, mistral, mistral-args; "
-        "auto: as its template does.",
+        "How the model writes tool calls: deepseek-v3, deepseek-v31, function-gemma, gemma4, glm45, glm47, granite, "
+        "harmony, hermes, hunyuan, hunyuan-list, hunyuan3, kimi-k2, lfm2, llama3, llama4, minimax, mistral, "
+        "mistral-args, nemotron, olmo3, phi4, pythonic, qwen3-coder, seed-oss; auto: as its template does.",
+        other_flag="--tool-call-parser",
     )
     reasoning_parser: str = text(
         "auto",
         ANSWERS,
-        "think: split <think>...</think> from answers; channel: Gemma 4's thoughts; harmony: gpt-oss's channels; none; "
-        "auto: as the model knows it.",
+        "think: split <think>...</think> from answers; think-answer, think-response: so, and take <answer> or <response> "
+        "off what follows; mistral: [THINK]; seed: <seed:think>; granite: Granite 3.2's sentences; channel: Gemma 4's "
+        "thoughts; harmony: gpt-oss's channels; none; auto: as the model knows it.",
     )
     page: str | None = choice(
         None,

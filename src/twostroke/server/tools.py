@@ -1,16 +1,14 @@
-"""Tools in a request: what was given, checked; what the model's template is told; and, where a call is required,
-the grammar that sees to it."""
+"""Tools in a request: what was given, checked; and, where a call is required, the grammar that sees to it. What the
+model's template is told of them is in `told_tools.py`."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from twostroke.core.grammar import GrammarSpec
-from twostroke.server.custom_tools import as_function, called_with, for_grammar
+from twostroke.server.custom_tools import as_function, for_grammar
 from twostroke.server.errors import bad_request
 from twostroke.server.schemas import ChatBody, ResponsesBody
 from twostroke.server.structured import Named, as_json, is_format_of_text
@@ -199,91 +197,3 @@ def _allowed(choice: dict[str, Any], is_nested: bool) -> tuple[str, list[str]]:
             raise bad_request(f"{prefix}.tools[{index}] must be a function or a custom tool, by name", "tool_choice")
         names.append(name)
     return str(mode), names
-
-
-# What templates read
-
-
-def told_of_tools(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]], tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
-    """Messages for a template: arguments as objects, which templates write as JSON themselves. One that knows no tools
-    is told of them, and of calls and results, in plain messages."""
-    plain = [_with_objects(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    template = tokenizer.chat_template or ""
-    if "tools" in template:
-        return plain if _ASKS_FOR_NONE.search(template) else [_with_content(message) for message in plain]
-    plain = [_as_text(message) for message in plain]
-    if not tools:
-        return plain
-    note = _NOTE.format(tools="\n".join(json.dumps(tool) for tool in tools))
-    if plain[0]["role"] == "system" and isinstance(plain[0].get("content"), str):
-        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{note}"}, *plain[1:]]
-    return [{"role": "system", "content": note}, *plain]
-
-
-_ASKS_FOR_NONE = re.compile(r"(?<!\w)content['\"\])]*\s+is\s+(not\s+)?none", re.IGNORECASE)
-"""Some templates know a call by its content, which is none; others take every content for a text."""
-
-
-def _with_content(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": ""} if message.get("tool_calls") and message.get("content") is None else message
-
-
-_NOTE = """You may call one or more functions to help with the user's question. The functions, as JSON:
-<tools>
-{tools}
-</tools>
-To call one, answer with its name and arguments as JSON between these tags:
-<tool_call>
-{{"name": "the function's name", "arguments": {{}}}}
-</tool_call>"""
-
-
-def _with_objects(message: dict[str, Any], field: str) -> dict[str, Any]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    if not isinstance(calls, list):
-        raise bad_request(f"{field}.tool_calls must be a list", f"{field}.tool_calls")
-    read = []
-    for index, call in enumerate(calls):
-        name = f"{field}.tool_calls[{index}]"
-        if isinstance(call, dict) and call.get("type") == "custom":
-            call = _custom_call(call, name)
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad_request(f"{name} must be an object with a function of name and arguments", name)
-        arguments = function.get("arguments") or "{}"
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
-                raise bad_request(f"{name}.function.arguments must be JSON", f"{name}.function.arguments") from None
-        # The name first, as models write it: a template may write the object out as it stands.
-        read.append({**call, "function": {"name": function["name"], **function, "arguments": arguments}})
-    return {**message, "tool_calls": read}
-
-
-def _custom_call(call: dict[str, Any], field: str) -> dict[str, Any]:
-    """As the function that stands for the tool is called."""
-    custom = call.get("custom")
-    if not isinstance(custom, dict) or not all(isinstance(custom.get(key), str) for key in ("name", "input")):
-        raise bad_request(f"{field}.custom must be an object with name and input", f"{field}.custom")
-    plain = {key: value for key, value in call.items() if key != "custom"}
-    return {**plain, "type": "function", "function": called_with(custom["name"], custom["input"])}
-
-
-def _as_text(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    written = [
-        json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]}) for call in calls
-    ]
-    texts = [content] if isinstance(content, str) and content else []
-    texts += [f"<tool_call>\n{call}\n</tool_call>" for call in written]
-    return {"role": message["role"], "content": "\n".join(texts)}

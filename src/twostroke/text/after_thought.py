@@ -26,7 +26,9 @@ class ThoughtMasks:
         self.opening_bytes, self.closing_bytes = opening, closing
         ends = frozenset(eos_ids)
         free = [token_id for token_id in range(len(tokens)) if token_id not in ends]
-        near = [i for i in free if tokens[i] in opening or b">" in tokens[i]]  # one pass over a large vocabulary
+        first = (markers.first_token or markers.opening).encode()
+        last = {first[-1:], closing[-1:]}  # one pass over a large vocabulary
+        near = [i for i in free if tokens[i] in opening or any(byte in tokens[i] for byte in last)]
         anything = int.from_bytes(bits(free, len(tokens)), "little")
         self.thinking: list[bytes] = []
         """What may come inside a thought, by how many bytes of the closing marker have come."""
@@ -38,7 +40,6 @@ class ThoughtMasks:
             mask = anything & ~int.from_bytes(unwatched, "little")
             self.thinking.append(mask.to_bytes(len(unwatched), "little"))
         # Where the marker is a token of its own, no model writes it in letters.
-        first = opening.partition(b">")[0] + b">"
         least = len(first) if any(tokens[i] == first for i in near) else 1
         for matched in range(len(opening)):
             able = [i for i in near if len(tokens[i]) >= least and _opens(tokens[i], opening[matched:], closing)]

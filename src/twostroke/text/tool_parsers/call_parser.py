@@ -3,7 +3,7 @@ comes out as content; a call is handed on from its first argument, and is finish
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,10 +14,10 @@ from twostroke.text.tool_parsers.custom_input import CustomInput
 if TYPE_CHECKING:
     from twostroke.text.tool_parsers.formats import ToolFormat
 
-CALL_ID = "[CALL_ID]"
-"""Behind it is the model's own id of a call, which nobody asks for: a call has a new one."""
 BARE_CALL = '{"name"'
 """What a call without a marker begins with; another object at an answer's beginning is an answer."""
+_NAME_PARTS = "_.-"
+"""What may stand in a name before a parenthesis, beside letters and digits."""
 
 
 class CallDelta(NamedTuple):
@@ -45,14 +45,20 @@ class ToolCallParser:
         schemas: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self._format, self._schemas = tool_format, schemas
-        self._opening = tool_format.opening if tool_format.wrapper is None else tool_format.wrapper[0]
+        self._first = tool_format.first_marker
+        self._is_in_blocks = tool_format.wrapper is not None
+        self._opening = tool_format.opening.strip() if self._is_in_blocks else ""
+        """Of a call inside a block."""
+        self._block_end = "" if tool_format.wrapper is None else tool_format.wrapper[1].strip()
+        self._call_end = tool_format.closing.strip()
+        self._after_name = tool_format.after_name.strip()
         self._custom = custom
         self._raw_heads = {name: raw_head(tool_format, name) for name, is_raw in custom.items() if is_raw}
         self._raw_tail = raw_tail(tool_format)
         self._max_calls = max_calls
         self._input: CustomInput | None = None
         self._written = ""  # of the call, as far as it may be the head of a raw one
-        self._state = self._in_text
+        self._state: Callable[[str, Split], None] = self._in_text
         self._scanner: Scanner | None = None
         self._held = ""  # may be the beginning of a marker
         self._spaces = ""  # shown only if text follows
@@ -81,7 +87,7 @@ class ToolCallParser:
         self._pass_arguments(split)
         if self._state == self._in_raw_input and self._held == self._raw_tail:
             self.num_finished = self.num_calls
-        is_inside = self._state == self._closing or (self._state == self._in_wrapper and not self._raw)
+        is_inside = self._state == self._closing or (self._state == self._in_block and not self._raw)
         held = "" if self._is_announced or is_inside else self._raw + self._held
         if held and is_cut and self._may_be_markup(held):
             self._spaces = held = ""
@@ -92,71 +98,98 @@ class ToolCallParser:
         return split
 
     def _may_be_markup(self, held: str) -> bool:
-        if not self._is_bare:
-            return True  # a marker, or the beginning of one
+        if not self._is_bare or self._format.is_list:
+            return True  # a marker or a name, or the beginning of one
         squeezed = "".join(held.split())
         return squeezed.startswith(BARE_CALL) or BARE_CALL.startswith(squeezed)
 
     def _in_text(self, character: str, split: Split) -> None:
         self._held += character
-        while self._held and not self._opening.startswith(self._held):
-            if self._format.begins_bare and self._held[0] == "{" and not self._has_text:
+        while self._held and not self._first.startswith(self._held):
+            if self._format.begins_bare and self._held[0] == self._format.bare_sign and not self._has_text:
                 rest, self._held = self._held, ""
-                self._begin_call(is_bare=True)
+                self._begin_bare()
                 for later in rest:
                     self._state(later, split)
                 return
             self._show(self._held[0], split)
             self._held = self._held[1:]
-        if self._held == self._opening:
-            self._raw, self._held, self._before_name = self._held, "", len(self._held)
-            self._state = self._naming if self._format.after_name else self._between
-            if self._format.wrapper is not None:
-                self._state = self._in_wrapper
+        if self._held == self._first:
+            self._raw, self._held = self._held, ""
+            self._state = self._in_block if self._is_in_blocks else self._named_or_not()
 
-    def _in_wrapper(self, character: str, split: Split) -> None:
+    def _begin_bare(self) -> None:
+        self._is_bare = True
+        self._state = self._before_list if self._format.is_list else self._before_object
+
+    def _before_list(self, character: str, split: Split) -> None:
+        """At the bracket that begins a list without a marker."""
+        self._raw += character
+        self._state = self._in_block
+
+    def _in_block(self, character: str, split: Split) -> None:
         """Between calls of one block, where the next may begin, or the block end."""
-        assert self._format.wrapper is not None
-        if not self._held and character in WHITESPACE:
+        if not self._held and character in WHITESPACE + self._format.separators:
             self._raw += character if self._raw else ""
             return
         self._held += character
-        if self._held == self._format.opening:
-            self._raw, self._held = self._raw + self._held, ""
-            self._before_name = len(self._raw)
-            self._state = self._naming
-        elif self._held == self._format.wrapper[1] and not self._raw:
+        held = self._held
+        if held == self._block_end and not self._raw:
             self._held, self._state = "", self._in_text
-        elif not any(marker.startswith(self._held) for marker in (self._format.opening, self._format.wrapper[1])):
-            held, self._held = self._held, ""
-            self._give_up(held, split)
+        elif held == self._opening:
+            self._raw, self._held = self._raw + held, ""
+            self._state = self._named_or_not()
+        elif not any(marker.startswith(held) for marker in (self._opening, self._block_end) if marker):
+            self._held = ""
+            if self._opening or len(held) > 1 or not self._begins_call(held):
+                self._give_up(held, split)
+                return
+            self._state = self._named_or_not()
+            self._state(held, split)
+
+    def _begins_call(self, character: str) -> bool:
+        """Of a call that has no marker of its own."""
+        return character == "{" if not self._format.is_named else character.isalpha() or character == "_"
+
+    def _named_or_not(self) -> Callable[[str, Split], None]:
+        """What comes behind the beginning of a call."""
+        self._before_name = len(self._raw)
+        return self._naming if self._format.is_named else self._before_object
 
     def _naming(self, character: str, split: Split) -> None:
         """Up to the arguments, in a format that has the name before them."""
         self._raw += character
         named = self._raw[self._before_name :]
-        if named.endswith(self._format.after_name):
-            name = named.removesuffix(self._format.after_name).partition(CALL_ID)[0].strip()
+        if self._format.is_named_by_line:
+            if character in "\n<" and (name := named[:-1].strip()):
+                self._begin_call(self._format.scanner(name, self._schemas.get(name)))
+                if character == "<" and self._scanner is not None:
+                    self._scanner.push(character)
+                return
+        elif named.endswith(self._after_name):
+            name = self._format.name_in(named.removesuffix(self._after_name))
             if not name:
                 self._give_up("", split)
                 return
             self._begin_call(self._format.scanner(name, self._schemas.get(name)))
-        elif character == "{" or len(named) > MAX_NAME_CHARS:
+            return
+        is_wrong = self._format.arguments == "python" and not (character.isalnum() or character in _NAME_PARTS)
+        if character == "{" or len(named) > MAX_NAME_CHARS or is_wrong:
             self._give_up("", split)
 
-    def _between(self, character: str, split: Split) -> None:
-        """Inside a marker, where the next call may begin."""
+    def _before_object(self, character: str, split: Split) -> None:
+        """Behind a marker, where the call's object begins."""
         if character == "{":
             self._begin_call()
             self._state(character, split)
-        elif character in WHITESPACE + self._format.skips:
+        elif character in WHITESPACE:
             self._raw += character if self._raw else ""
         else:
             self._give_up(character, split)
 
-    def _begin_call(self, scanner: Scanner | None = None, *, is_bare: bool = False) -> None:
+    def _begin_call(self, scanner: Scanner | None = None) -> None:
         self._scanner = scanner or CallScanner()
-        self._is_announced, self._has_arguments, self._is_bare = False, False, is_bare
+        self._is_announced, self._has_arguments = False, False
         self._written = ""
         self._state = self._in_call
 
@@ -182,7 +215,7 @@ class ToolCallParser:
 
     def _takes_raw_input(self, character: str, scanner: Scanner, split: Split) -> bool:
         if len(self._written) <= MAX_NAME_CHARS:
-            self._written += character
+            self._written = (self._written + character).lstrip()
         if scanner.name not in self._raw_heads or self._written != self._raw_heads[scanner.name]:
             return False
         if not self._is_announced:
@@ -212,14 +245,13 @@ class ToolCallParser:
 
     def _end_call(self, split: Split) -> None:
         self._pass_arguments(split)
-        self._scanner, self._is_announced = None, False
-        self._state = self._between if self._format.closing is None else self._closing
-        if self._format.wrapper is not None:
-            self._state = self._in_wrapper
-        elif self._format.after_name and self._format.closing is None:
-            self._state = self._in_text
+        self._scanner, self._is_announced, self._is_bare = None, False, False
+        self._state = self._closing if self._call_end else self._after_call()
         if self.num_calls == self._max_calls:
             self._state = self._behind_the_last
+
+    def _after_call(self) -> Callable[[str, Split], None]:
+        return self._in_block if self._is_in_blocks else self._in_text
 
     def _behind_the_last(self, character: str, split: Split) -> None:
         """No more calls were wanted, and what is said behind one is not waited for."""
@@ -227,12 +259,11 @@ class ToolCallParser:
     def _closing(self, character: str, split: Split) -> None:
         """After a call, up to its closing marker; what stands before that is no part of anything."""
         self._held += character
-        assert self._format.closing is not None
-        while self._held and not self._format.closing.startswith(self._held):
+        while self._held and not self._call_end.startswith(self._held):
             self._held = self._held[1:]
-        if self._held == self._format.closing:
+        if self._held == self._call_end:
             self._held = ""
-            self._state = self._in_text
+            self._state = self._after_call()
 
     def _pass_arguments(self, split: Split) -> None:
         if self._state == self._in_raw_input and len(self._held) > len(self._raw_tail):
