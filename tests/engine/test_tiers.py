@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -257,3 +259,38 @@ def test_kv_of_weights_that_were_written_anew_is_another_models(
     assert kv_identity(read, form, COMPUTED) == before
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1_000_000))
     assert kv_identity(read, form, COMPUTED) != before
+
+
+ANOTHER = """
+import sys
+from pathlib import Path
+from tests.engine.test_tiers import *
+Worth.loads = Worth.may_spill = lambda *_: True
+checkpoint = random_checkpoint(Path(sys.argv[1]), WeightKind.Q8_0, seed=3)
+engine = make_engine(checkpoint, "cpu", "auto", 16, KVConfig(host_gb=0.02, disk=sys.argv[2], disk_gb=0.1))
+play(engine, conversations())
+assert engine.scheduler.ledger.tiers._threads.flush(60.0)
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_finds_what_another_one_has_written_since_it_started(
+    checkpoints: dict[tuple[str, WeightKind], Checkpoint], tmp_path: Path
+) -> None:
+    """Two processes, both still running; neither has been told of the other."""
+    checkpoint = checkpoints["full", WeightKind.Q8_0]
+    plain = make_engine(checkpoint, "cpu", "auto", 200, KVConfig())
+    alone = play(plain, conversations())
+    plain.close()
+    engine = make_engine(checkpoint, "cpu", "auto", 16, KVConfig(host_gb=0.02, disk=str(tmp_path / "kv"), disk_gb=0.1))
+    command = [sys.executable, "-c", ANOTHER, str(checkpoint.path), str(tmp_path / "kv")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "written\n"
+        played = play(engine, conversations())
+        assert other.poll() is None
+        other.kill()
+    assert played.tokens == alone.tokens
+    assert played.from_disk > 300
+    engine.close()

@@ -22,8 +22,9 @@ from tests.scheduling.loop import Loop, layout, request
 from twostroke.core.errors import BackendError
 from twostroke.kv.prefix_index import PrefixIndex, PrefixNode
 from twostroke.kv.tiers import disk as disk_module
-from twostroke.kv.tiers.disk import SUFFIX, DiskTier
+from twostroke.kv.tiers.disk import DiskTier
 from twostroke.kv.tiers.disk_threads import DiskThreads
+from twostroke.kv.tiers.files import SUFFIX
 from twostroke.kv.tiers.host import HostTier
 
 BLOCK_SIZE, BYTES = 4, 1000

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.kv.tiers import disk as disk_module
-from twostroke.kv.tiers.disk import KEY_NAME, SUFFIX, DiskTier
+from twostroke.kv.tiers.disk import KEY_NAME, DiskTier
+from twostroke.kv.tiers.files import SUFFIX
 from twostroke.kv.tiers.tiers import KVTiers
+
+TURN_S = 0.1
+"""What a turn counts for, where the tier waits by a clock."""
 
 
 class DiskTrouble(Enum):
@@ -83,6 +87,8 @@ class SlowDisk:
         threads._readers, threads._writer = self._readers, self._writer  # type: ignore[assignment]
         threads.wait = lambda timeout_s: self.turn(at_least=1)  # type: ignore[method-assign]
         self._random = random.Random(seed)
+        self._num_turns = 0
+        threads.clock = lambda: self._num_turns * TURN_S
 
     def finish(self) -> None:
         """All that is queued."""
@@ -90,6 +96,7 @@ class SlowDisk:
             pass
 
     def turn(self, at_least: int = 0) -> None:
+        self._num_turns += 1
         for queue in (self._readers, self._writer):
             queue.run(max(at_least, self._random.choice([0, 0, 1, 4])))
 

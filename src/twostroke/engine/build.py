@@ -273,7 +273,7 @@ def assemble(
         other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
         refuse_other_tokens(checkpoint, own, tokenizer, other)
     checkpoint, resolved = prepared.checkpoint, prepared.resolved
-    refuse_tiers(config.kv, resolved.layout)
+    refuse_tiers(config.kv, resolved.layout, in_fleet=fleet is not None)
     backend, calibration = _create(prepared, config), prepared.calibration()
     step_cost = _step_cost(prepared, calibration)
     pace = pace_of(step_cost.seconds, resolved.sizes.itl_target_ms)
@@ -281,7 +281,8 @@ def assemble(
         config.speculate, backend, step_cost, checkpoint.spec.vocab_size, shares=config.kv.prefix_caching
     )
     reads_s = prefill_seconds(step_cost, resolved.sizes.max_tokens_per_step)
-    tiers, tiers_note = make_tiers(config.kv, resolved.layout, checkpoint, backend, reads_s, prepared.computed, fleet)
+    drafters, computed = prepared.companions, prepared.computed
+    tiers, tiers_note = make_tiers(config.kv, resolved.layout, checkpoint, backend, reads_s, computed, fleet, drafters)
     scheduler = Scheduler(
         prepared.scheduler_config,
         resolved.layout,

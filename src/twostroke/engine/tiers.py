@@ -6,13 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from twostroke import __version__, machine
-from twostroke.backends.interface import Backend, BlockBackend
+from twostroke.backends.interface import Backend, BlockBackend, Companion
 from twostroke.config import KVConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_blocks import KVFormat
@@ -40,8 +41,13 @@ LAST_WRITES_S = 3.0
 """What an end may take to bring to disk what only memory has."""
 
 
-def refuse_tiers(config: KVConfig, layout: KVLayout) -> None:
+def refuse_tiers(config: KVConfig, layout: KVLayout, *, in_fleet: bool = False) -> None:
     """Raise for what cannot be had, before anything is loaded."""
+    if in_fleet and any(group.model for group in layout.groups):
+        raise BadRequestError(
+            "an engine of a fleet does not work beside a model or a head that drafts, whose KV no other engine takes; "
+            "--speculate auto works"
+        )
     wanted = [flag for flag, asked in (("--kv-host-gb", config.host_gb), ("--kv-disk", config.disk)) if asked]
     if config.disk_gb is not None and config.disk is None:
         raise BadRequestError("--kv-disk-gb says how much of a folder may be used: --kv-disk says which folder")
@@ -52,11 +58,6 @@ def refuse_tiers(config: KVConfig, layout: KVLayout) -> None:
     there = machine.detect().available_memory_bytes
     if (config.host_gb or 0.0) * BYTES_PER_GB > there:
         raise BadRequestError(f"--kv-host-gb {config.host_gb:g} is more than the {size(there)} of memory that is free")
-    if any(group.model for group in layout.groups):
-        raise BadRequestError(
-            f"{wanted[0]} does not work beside a model or a head that drafts, whose KV is not moved; --speculate auto "
-            "works"
-        )
 
 
 def make_tiers(
@@ -67,11 +68,13 @@ def make_tiers(
     prefill_seconds: PrefillSeconds,
     computed: Computed,
     fleet: FleetSettings | None = None,
+    drafters: Sequence[Companion] = (),
 ) -> tuple[KVTiers | None, str | None]:
-    """The tiers that were asked for, or that a fleet needs, and sentences on them; None: none were."""
+    """The tiers that were asked for, or that a fleet needs, and sentences on them; None: none were. `drafters`: whose
+    KV lies beside the model's."""
     if fleet is not None:
         config = replace(config, host_gb=config.host_gb or HOST_GB)
-        refuse_tiers(config, layout)
+        refuse_tiers(config, layout, in_fleet=True)
         tiers, note = make_tiers(config, layout, checkpoint, backend, prefill_seconds, computed)
         assert tiers is not None and isinstance(backend, BlockBackend)
         model = model_digest(checkpoint, computed.rope)
@@ -86,7 +89,8 @@ def make_tiers(
     num_slots = slots_of(layout, block_format, host_bytes)
     disk = None
     if config.disk is not None:
-        folder, identity = Path(config.disk).expanduser().absolute(), kv_identity(checkpoint, block_format, computed)
+        identity = kv_identity(checkpoint, block_format, computed, drafters)
+        folder = Path(config.disk).expanduser().absolute()
         disk = DiskTier(folder, disk_bytes, identity, layout.block_size)
     blocks = backend.keep_blocks(num_slots)
     tiers = KVTiers(HostTier(num_slots), block_format, blocks, disk=disk, worth=Worth(prefill_seconds))
@@ -129,16 +133,29 @@ class Computed(NamedTuple):
         return f"{self.formats}, {self.rope}"
 
 
-def kv_identity(checkpoint: Checkpoint, block_format: KVFormat, computed: Computed) -> str:
+def kv_identity(
+    checkpoint: Checkpoint, block_format: KVFormat, computed: Computed, drafters: Sequence[Companion] = ()
+) -> str:
     """What must be the same for KV to be an engine's own after a restart: its weights, when their files were written,
-    the form that they are computed in, and how blocks lie."""
-    seen = _glanced(checkpoint, str(computed))
-    if isinstance(checkpoint.tensors, FileTensors):
-        for file in checkpoint.tensors.files:
-            status = file.stat()  # a glance misses what changed inside a tensor: whoever wrote it left a new time
-            seen.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    named = {"model": checkpoint.name, "computed": str(computed), "weights": seen.hexdigest()}
+    the form that they are computed in, how blocks lie, and the same of those who draft."""
+    files = checkpoint.tensors.files if isinstance(checkpoint.tensors, FileTensors) else ()
+    weights = _weights_seen(checkpoint, str(computed), files)
+    named = {"model": checkpoint.name, "computed": str(computed), "weights": weights}
+    for one in drafters:
+        own, forms = one.checkpoint, one.formats
+        parts = own.path.glob("*.safetensors") if own.path.is_dir() else (own.path,)
+        held = f"weights {forms.weights}, arithmetic {forms.arithmetic}, KV {forms.kv}"
+        named[f"drafter {one.number}"] = f"{one.method} {_weights_seen(own, held, sorted(parts))}"
     return json.dumps({**named, "layout": json.loads(block_format.described())}, sort_keys=True)
+
+
+def _weights_seen(checkpoint: Checkpoint, computed: str, files: Iterable[Path]) -> str:
+    seen = _glanced(checkpoint, computed)
+    for file in files:
+        if file.exists():  # a glance misses what changed inside a tensor: whoever wrote it left a new time
+            status = file.stat()
+            seen.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return seen.hexdigest()
 
 
 def model_digest(checkpoint: Checkpoint, rope: str) -> str:

@@ -60,6 +60,10 @@ class PrefixMatcher:
         self._has_blocks = any(not group.is_state for group in layout.groups)
         self._is_plain = all(group.window is None and not group.is_state for group in layout.groups)
 
+    @property
+    def block_size(self) -> int:
+        return self._layout.block_size
+
     def first_needed(self, group: KVGroup, position: int) -> int:
         """The first block that a query at `position` or later can read; of states, the one with the snapshot."""
         if group.is_state:

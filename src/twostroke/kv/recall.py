@@ -13,11 +13,13 @@ from twostroke.kv.tiers.tiers import KVTiers
 
 def recalled(matcher: PrefixMatcher, tiers: KVTiers, sequence: Sequence, match: PrefixMatch) -> PrefixMatch | None:
     """See `KVLedger.recall`. `match`: what the device holds."""
-    if not len(tiers.host) and not (tiers.disk is not None and len(tiers.disk)):
+    if not len(tiers.host) and tiers.disk is None:
         return match
     with_disk = tiers.may_fetch(sequence.seq_id)
     while True:
         longer = matcher.match_beyond(sequence, tiers, with_disk=with_disk)
+        if with_disk and lacks_blocks(longer, sequence, matcher.block_size) and tiers.look(sequence.seq_id):
+            return None  # another process may have written them since
         if longer.num_tokens <= match.num_tokens:
             return match
         pays = tiers.worth.loads(match.num_tokens, longer.num_tokens - match.num_tokens, load_seconds(tiers, longer))
@@ -35,6 +37,11 @@ def recalled(matcher: PrefixMatcher, tiers: KVTiers, sequence: Sequence, match: 
             if is_fetched:
                 return None
         with_disk = False
+
+
+def lacks_blocks(match: PrefixMatch, sequence: Sequence, block_size: int) -> bool:
+    """Whether whole blocks of what is known could be had, and are nowhere."""
+    return match.num_tokens // block_size < (len(sequence.tokens) - 1) // block_size
 
 
 def load_seconds(tiers: KVTiers, match: PrefixMatch) -> float:

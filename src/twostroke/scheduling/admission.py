@@ -92,7 +92,7 @@ class Admission:
         if self._ledger.handing is not None:
             self._ledger.handing.fetch(samples[0])
         tiers = self._ledger.tiers
-        if tiers is not None and tiers.disk is not None and len(tiers.disk):
+        if tiers is not None and tiers.disk is not None:
             self._ledger.recall(samples[0], self._ledger.match(samples[0]))  # the disk is read while it waits
 
     def ahead_of(self, newcomer: Sequence) -> tuple[float, int]:

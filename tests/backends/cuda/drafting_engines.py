@@ -24,6 +24,9 @@ from twostroke.core.request import Request
 from twostroke.core.sequence import Sequence as Stream
 from twostroke.core.step import Drafts, Step, StepResult
 from twostroke.engine.engine import Engine
+from twostroke.kv.ledger import KVLedger
+from twostroke.kv.tiers.host import HostTier
+from twostroke.kv.tiers.tiers import KVTiers
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import Drafting
@@ -100,8 +103,9 @@ def engine_of(
     drafts: bool = True,
     drafting: Drafting | None = None,
     grammars: Grammars | None = None,
+    slots: int = 0,
 ) -> Engine:
-    """`watch` is shown the drafter when it is made."""
+    """`watch` is shown the drafter when it is made. `slots`: of each group in host memory; 0: no tiers."""
     choices = fused_up_to(0, device, torch.float32)
     assert choices is not None
     groups = sizes.layout(checkpoint).groups
@@ -145,7 +149,11 @@ def engine_of(
         snapshot_tokens=sizes.block_size,  # where layers keep states, prefixes are found there
     )
     drafting = (drafting or Room()) if drafts else None
-    scheduler = Scheduler(config, layout, drafting=drafting, max_drafts=backend.max_drafts)
+    num_slots = [slots] * len(layout.groups)
+    blocks = backend.keep_blocks(num_slots) if slots else None
+    tiers = None if blocks is None else KVTiers(HostTier(num_slots), backend.block_format, blocks)
+    ledger = KVLedger(layout, tiers=tiers, snapshot_tokens=config.snapshot_tokens)
+    scheduler = Scheduler(config, layout, ledger=ledger, drafting=drafting, max_drafts=backend.max_drafts)
     return Engine(scheduler, backend, checkpoint.spec.vocab_size, grammars=grammars)
 
 
@@ -173,9 +181,17 @@ class Looked:
 
 
 def drafts_made(
-    checkpoint: Checkpoint, companion: Companion, requests: list[Request], sizes: Sizes, device: str, times: int = 2
+    checkpoint: Checkpoint,
+    companion: Companion,
+    requests: list[Request],
+    sizes: Sizes,
+    device: str,
+    times: int = 2,
+    slots: int = 0,
 ) -> list[tuple[list[int], int, list[int]]]:
-    """What a drafter made, in every way that a stream can take; answers were those without it. The requests come again,
+    """`slots`: as `engine_of`; then prefixes come back from host memory.
+
+    What a drafter made, in every way that a stream can take; answers were those without it. The requests come again,
     when their prefixes are found. On a card drafts of random weights hardly ever hold: nobody can mend them there."""
     engine = engine_of(checkpoint, companion, SIZES, device, drafts=False)
     plain = play(engine, requests).tokens
@@ -186,7 +202,7 @@ def drafts_made(
     def help_it(made: DeviceDrafter, parts: Parts) -> None:
         helped.append(Helped(made, parts, answers))
 
-    engine = engine_of(checkpoint, companion, sizes, device, None if device == "cuda" else help_it)
+    engine = engine_of(checkpoint, companion, sizes, device, None if device == "cuda" else help_it, slots=slots)
     looked = None
     if device == "cuda":
         engine.run_ahead(False)
@@ -194,5 +210,7 @@ def drafts_made(
     for time in range(times):
         told = play(engine, [replace(one, request_id=f"{one.request_id} {time}") for one in requests]).tokens
         assert told == {f"{name} {time}": tokens for name, tokens in plain.items()}
+    assert (engine.scheduler.counts().tier_hit_tokens.host > 0) == bool(slots)
+    engine.scheduler.check()
     engine.close()
     return helped[0].made if looked is None else looked.made

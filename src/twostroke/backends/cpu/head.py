@@ -138,6 +138,10 @@ class HeadNetwork:
         self._model, self._norms = model, model.norms
         self.spec: Eagle3Spec = model.head.spec
 
+    @property
+    def kv(self) -> KVStore:
+        return self._model.kv
+
     def join(self, taps: Array) -> Array:
         spec, norms, count = self.spec, self._norms, len(taps)
         if spec.norm_before_fc:

@@ -15,6 +15,7 @@ from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.decode import DecodePath
+from twostroke.backends.cuda.draft_blocks import AllBlocks
 from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.guessing import Guesser
@@ -132,6 +133,7 @@ class CudaBackend:
         )
         self.max_drafts = max_drafts
         self._drafter = None if drafter is None else drafter(self._parts)
+        self._blocks = AllBlocks(layout, kv, None if self._drafter is None else self._drafter.blocks)
         if self._drafter is not None:
             self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
         self._decodes = DecodePath(self._parts, max_rows)
@@ -263,13 +265,15 @@ class CudaBackend:
         if not step.prefills:
             kept.wait(jobs)
             return None
-        return lambda layer: kept.wait(jobs) if layer is None else kept.wait_for_layer(jobs, layer)
+        # Behind the last layer comes whoever drafts, with blocks of its own.
+        last = None if self._drafter is None else len(self._parts.decoder.weights.layers) - 1
+        return lambda layer: kept.wait(jobs) if layer in (None, last) else kept.wait_for_layer(jobs, layer)
 
     # Blocks as bytes
 
     @property
     def block_format(self) -> KVFormat:
-        return KVFormat(self.name, self._arithmetic, self._layout.block_size, self._kv.block_formats())
+        return KVFormat(self.name, self._arithmetic, self._layout.block_size, self._blocks.block_formats())
 
     def block_converter(self) -> BlockConversion:
         return BlockConversion(self.block_format)
@@ -278,18 +282,18 @@ class CudaBackend:
         target = self._blocks_in(group, block_ids, into)
         for first in range(0, len(block_ids), BATCH_BLOCKS):
             some = block_ids[first : first + BATCH_BLOCKS]
-            target[first : first + len(some)] = self._kv.gather(group, some).cpu()
+            target[first : first + len(some)] = self._blocks.gather(group, some).cpu()
 
     def write_blocks(self, group: int, block_ids: Sequence[int], data: memoryview) -> None:
         source = self._blocks_in(group, block_ids, data)
         for first in range(0, len(block_ids), BATCH_BLOCKS):
             some = block_ids[first : first + BATCH_BLOCKS]
             sent = source[first : first + len(some)].to(self._device)
-            self._kv.scatter(group, self._kv.layers_of(group), some, sent)
+            self._blocks.scatter(group, self._blocks.layers_of(group), some, sent)
 
     def _blocks_in(self, group: int, block_ids: Sequence[int], memory: memoryview) -> torch.Tensor:
         """[blocks, layers, ...] over memory that is not the device's. Every step and copy that was launched is done."""
-        form, num_blocks = self._kv.block_formats()[group], self._layout.groups[group].num_blocks
+        form, num_blocks = self._blocks.block_formats()[group], self._layout.groups[group].num_blocks
         if memory.nbytes != form.num_bytes * len(block_ids):
             raise BackendError(
                 f"{len(block_ids)} KV blocks of group {group} are {form.num_bytes} bytes each, not {memory.nbytes}"
@@ -298,11 +302,11 @@ class CudaBackend:
             raise BackendError(f"KV group {group} has blocks 0 to {num_blocks - 1}, not {list(block_ids)}")
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        shape = (len(block_ids), *self._kv.block_shape(group))
-        return torch.frombuffer(memory, dtype=self._kv.dtype_of(group)).view(shape)
+        shape = (len(block_ids), *self._blocks.block_shape(group))
+        return torch.frombuffer(memory, dtype=self._blocks.dtype_of(group)).view(shape)
 
     def keep_blocks(self, num_slots: Sequence[int]) -> CudaKeptBlocks:
-        self._kept = CudaKeptBlocks(self._kv, num_slots, self._device)
+        self._kept = CudaKeptBlocks(self._blocks, num_slots, self._device)
         return self._kept
 
     def _guesses(self, step: Step) -> list[Guess]:

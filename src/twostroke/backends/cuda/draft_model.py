@@ -100,7 +100,7 @@ class DraftModelDrafter:
         self._vocab_size = min(vocab_size, spec.vocab_size)
         self._has_all_tokens = spec.vocab_size >= vocab_size
         self._rows = CompanionRows.of(parts.rows, layout, companion.number, has_all_tokens=self._has_all_tokens)
-        kv = KVStore(spec, layout.of_model(companion.number), device, kv_dtype, one_byte)
+        self.blocks = kv = KVStore(spec, layout.of_model(companion.number), device, kv_dtype, one_byte)
         self._decoder = Decoder(spec, self._weights, kv, self.kernels, self._buffers, self._rows, max_context, choices)
         self._nothing = torch.zeros(0, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)

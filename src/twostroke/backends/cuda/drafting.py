@@ -10,6 +10,7 @@ import torch
 from twostroke.backends.cuda.passes import Pass
 
 if TYPE_CHECKING:
+    from twostroke.backends.cuda.draft_blocks import DeviceBlocks
     from twostroke.backends.cuda.mixers import Kernels
 
 MAX_DRAFTS: Final = 7
@@ -41,6 +42,10 @@ class DeviceDrafter(Protocol):
     @property
     def taps(self) -> tuple[int, ...]:
         """Layers of the model behind which it reads the residual stream of every token; -1: what enters the first."""
+
+    @property
+    def blocks(self) -> DeviceBlocks | None:
+        """What it keeps behind block ids of its groups; None: nothing."""
 
     def load(self) -> tuple[str, ...]:
         """Fill its weights. Returns the matrices whose copies for decode had to be dropped."""

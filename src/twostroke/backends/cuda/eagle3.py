@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from twostroke.backends.cuda.draft_blocks import HeadBlocks
 from twostroke.backends.cuda.draft_clock import DraftClock
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights, layer_spec
@@ -84,6 +85,8 @@ class Eagle3Drafter:
             like.new_zeros(num_blocks, spec.hidden_size),
             rows.tables[place],
         )
+        assert self._states.page_ends is not None
+        self.blocks = HeadBlocks((self._paged.keys, self._paged.values, self._states.page_ends))
         self._page = layout.block_size
         self._norms = InputNorms(weights.embedding, weights.embedding_norm, weights.hidden_norm)
         self._products = Products(layer_spec(spec, max_context), buffers.products, choices)

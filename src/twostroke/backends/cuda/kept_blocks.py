@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import torch
 
-from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.draft_blocks import AllBlocks
 from twostroke.core.step import BlockCopy, BlockGrant, Step
 
 BATCH_BLOCKS = 8
@@ -38,7 +38,7 @@ class _Job:
 
 
 class CudaKeptBlocks:
-    def __init__(self, store: KVStore, num_slots: Sequence[int], device: torch.device) -> None:
+    def __init__(self, store: AllBlocks, num_slots: Sequence[int], device: torch.device) -> None:
         self._store, self._device = store, device
         is_cuda = device.type == "cuda"
         self._slots = [

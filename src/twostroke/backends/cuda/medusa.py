@@ -76,6 +76,7 @@ class MedusaDrafter:
 
     name = "medusa"
     kernels = ()
+    blocks = None
 
     def __init__(
         self,

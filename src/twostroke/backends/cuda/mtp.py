@@ -13,6 +13,7 @@ import triton
 
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
+from twostroke.backends.cuda.draft_blocks import HeadBlocks
 from twostroke.backends.cuda.draft_clock import DraftClock
 from twostroke.backends.cuda.draft_model import CompanionRows
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
@@ -135,7 +136,9 @@ class MtpDrafter:
             first=FIRST_SLOT,
         )
         num_blocks = layout.groups[layout.places_of(companion.number)[0]].num_blocks + 1  # the last takes padding's
-        self._states = StateStore(own.kept, like.new_zeros(num_blocks, spec.hidden_size), rows.tables[0])
+        page_ends = like.new_zeros(num_blocks, spec.hidden_size)
+        self._states = StateStore(own.kept, page_ends, rows.tables[0])
+        self.blocks = HeadBlocks((*kv.parts[0], page_ends))
         self._norms = InputNorms(target.embedding, self._place("embedding_norm"), self._place("hidden_norm"))
         self._nothing = torch.zeros(0, dtype=torch.int32, device=device)
         self._target_ids = torch.arange(spec.vocab_size, dtype=torch.int32, device=device)

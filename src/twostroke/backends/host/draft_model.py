@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from twostroke.backends.host.companions import TargetPass
+from twostroke.backends.host.draft_blocks import DrafterBlocks
 from twostroke.backends.host.draft_rows import DraftRow, DraftRows, Piece, batch_of
 from twostroke.backends.host.scores import HostModel, Scores
 from twostroke.core.request import Request
@@ -61,6 +62,10 @@ class DraftModel:
         self._num_unasked = 0
         self._pass_s: dict[int, float] = {}
         """What a pass of some streams takes, a token each; by the number's bits."""
+
+    @property
+    def blocks(self) -> DrafterBlocks:
+        return DrafterBlocks(self._model.kv, self._rows.is_written)
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         self._rows.open(seq_id, token_ids)

@@ -110,6 +110,12 @@ class DraftRows:
             is_written &= self._is_written[place][table[:num_blocks]]
         return num_blocks if is_written.all() else int(is_written.argmin())
 
+    @property
+    def is_written(self) -> tuple[npt.NDArray[np.bool_], ...]:
+        """One a group of the drafter: of each block, whether it holds its KV of all its tokens. May be written where a
+        block's content comes from elsewhere."""
+        return tuple(self._is_written.values())
+
     def unwritten(self, row: DraftRow, end: int) -> Int32Array:
         """Of a drafter with one group, the blocks below a position that hold nothing of it."""
         table = row.tables[0][: -(-end // self._block_size)]

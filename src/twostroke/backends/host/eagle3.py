@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from twostroke.backends.host.arithmetic import Array, gelu_tanh, linear, rms_norm, silu
+from twostroke.backends.host.draft_blocks import ArrayBlocks
 from twostroke.backends.host.paged_layer import Ints, PagedLayer
 from twostroke.models.heads.eagle3 import Eagle3Head, Eagle3Spec
 
@@ -43,6 +44,10 @@ class Eagle3Network:
             block_size=block_size,
             max_context=max_context,
         )
+
+    @property
+    def kv(self) -> ArrayBlocks:
+        return self._layer.blocks
 
     def join(self, taps: Array) -> Array:
         """From the target's hidden states, side by side [n, taps * target hidden], to the head's [n, hidden]."""

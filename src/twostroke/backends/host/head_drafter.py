@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from twostroke.backends.host.arithmetic import Array, rms_norm
 from twostroke.backends.host.companions import TargetPass
+from twostroke.backends.host.draft_blocks import DrafterBlocks
 from twostroke.backends.host.draft_rows import DraftRow, DraftRows
+from twostroke.backends.host.kept_blocks import BlockStore
 from twostroke.backends.host.medusa import MedusaNetwork
 from twostroke.backends.host.paged_layer import FIRST_SLOT, Ints
 from twostroke.core.request import Request
@@ -40,6 +42,10 @@ class Network(Protocol):
 
     @property
     def spec(self) -> NetworkSpec: ...
+
+    @property
+    def kv(self) -> BlockStore:
+        """Its slots, as blocks of one group."""
 
     def join(self, taps: Array) -> Array: ...
 
@@ -129,6 +135,10 @@ class SlotDrafter:
         self._followed: dict[int, _Followed] = {}
         self._num_unasked = 0
         self._trust, self._clock = Trust(), Clock()
+
+    @property
+    def blocks(self) -> DrafterBlocks:
+        return DrafterBlocks(self._network.kv, self._rows.is_written, self._block_ends)
 
     @property
     def doubt(self) -> str | None:

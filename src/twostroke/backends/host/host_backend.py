@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,10 @@ import numpy.typing as npt
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.block_conversion import BlockConversion
 from twostroke.backends.host.companions import TargetPass
+from twostroke.backends.host.draft_blocks import AllBlocks, DrafterBlocks
 from twostroke.backends.host.draft_model import DraftModel
 from twostroke.backends.host.draft_rows import DraftRows
-from twostroke.backends.host.head_drafter import Network
+from twostroke.backends.host.head_drafter import Network, SlotDrafter
 from twostroke.backends.host.heads import head_drafter
 from twostroke.backends.host.kept_blocks import BlockStore, HostKeptBlocks
 from twostroke.backends.host.pooling import Pooler
@@ -86,6 +88,8 @@ class HostBackend(ABC):
         self.speculator: Speculator | None = None
         """Who drafts; None: nobody."""
         self.companion_drafters: list[Drafter] = []
+        self._draft_blocks: dict[int, DrafterBlocks] = {}
+        """What they keep in blocks, by their `KVGroup.model`."""
         self._last_pass: TargetPass | None = None
         """What they have not been told yet."""
         self._max_context, self._vocab_size = max_context, vocab_size
@@ -98,6 +102,11 @@ class HostBackend(ABC):
     def block_store(self) -> BlockStore:
         """The KV of the model that answers."""
         raise BackendError(f"the {self.name} backend does not give its KV out")
+
+    @cached_property
+    def _blocks(self) -> BlockStore:
+        """All KV of the layout."""
+        return AllBlocks(self.layout, self.block_store, self._draft_blocks) if self._draft_blocks else self.block_store
 
     @property
     def arithmetic_name(self) -> str:
@@ -125,7 +134,7 @@ class HostBackend(ABC):
 
     @property
     def block_format(self) -> KVFormat:
-        return KVFormat(self.name, self.arithmetic_name, self.layout.block_size, self.block_store.block_formats())
+        return KVFormat(self.name, self.arithmetic_name, self.layout.block_size, self._blocks.block_formats())
 
     def block_converter(self) -> BlockConversion:
         return BlockConversion(self.block_format)
@@ -152,16 +161,16 @@ class HostBackend(ABC):
         if self._kept is not None:
             self._kept.finish()
         for block, part in zip(block_ids, parts, strict=True):
-            self.block_store.copy_out(group, block, part)
+            self._blocks.copy_out(group, block, part)
 
     def _copy_in(self, group: int, block_ids: Sequence[int], parts: npt.NDArray[np.uint8]) -> None:
         if self._kept is not None:
             self._kept.finish()
         for block, part in zip(block_ids, parts, strict=True):
-            self.block_store.copy_in(group, block, part)
+            self._blocks.copy_in(group, block, part)
 
     def keep_blocks(self, num_slots: Sequence[int]) -> HostKeptBlocks:
-        self._kept = HostKeptBlocks(self.block_store, num_slots)
+        self._kept = HostKeptBlocks(self._blocks, num_slots)
         return self._kept
 
     def use_states(self, states: HostStates) -> None:
@@ -178,6 +187,8 @@ class HostBackend(ABC):
         """A head that drafts; `taps`: the layers whose residuals a pass keeps, in order; `network`: a backend's own
         arithmetic for it, in place of numpy's."""
         drafter = head_drafter(companion, target, taps, self.rows, self.layout, self._max_context, network)
+        if isinstance(drafter, SlotDrafter):
+            self._draft_blocks[companion.number] = drafter.blocks
         self.companion_drafters.append(drafter)
 
     def add_companion(self, companion: Companion, model: HostModel, max_tokens_per_step: int) -> None:
@@ -190,6 +201,7 @@ class HostBackend(ABC):
             max_context=self._max_context,
             max_tokens=max_tokens_per_step,
         )
+        self._draft_blocks[companion.number] = drafter.blocks
         self.companion_drafters.append(drafter)
 
     def use_speculator(self, speculator: Speculator) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from twostroke.backends.host.arithmetic import Array, linear, rms_norm, sigmoid, silu
+from twostroke.backends.host.draft_blocks import ArrayBlocks
 from twostroke.backends.host.paged_layer import Ints, PagedLatents, PagedLayer
 from twostroke.backends.host.routing import route
 from twostroke.models.heads.mtp import MtpHead, MtpSpec
@@ -40,6 +41,10 @@ class MtpNetwork:
             self._layer = PagedLatents(attention, self._weights, **sizes)
         else:
             self._layer = PagedLayer(head.spec.layer.grouped, self._weights, head.spec.norm_eps, **sizes)
+
+    @property
+    def kv(self) -> ArrayBlocks:
+        return self._layer.blocks
 
     def join(self, taps: Array) -> Array:
         """From what leaves the model's last layer to what the block reads of it  # [n, hidden]"""

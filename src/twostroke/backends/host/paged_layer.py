@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.arithmetic import Array, linear, rms_norm, rotate, softmax
+from twostroke.backends.host.draft_blocks import ArrayBlocks
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import GroupedAttention, LatentAttention
 
@@ -61,6 +62,7 @@ class PagedLayer:
         self._places = _Places(attention.rope, block_size, max_context)
         shape = (num_blocks * block_size, attention.num_kv_heads, attention.head_dim)
         self._keys, self._values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.blocks = ArrayBlocks((self._keys, self._values), block_size, "keys, values")
 
     def store(self, inputs: Array, positions: Ints, tables: Ints) -> None:
         """Fill the slots of these tokens. inputs [n, width], positions [n], tables [n, blocks]"""
@@ -115,6 +117,7 @@ class PagedLatents:
         self._attention, self._weights = attention, weights
         self._places = _Places(attention.rope, block_size, max_context)
         self._kept = np.zeros((num_blocks * block_size, attention.kv_values), np.float32)
+        self.blocks = ArrayBlocks((self._kept,), block_size, "latent")
         by_head = weights["kv_b"].reshape(attention.num_heads, -1, attention.rank)
         self._key_b, self._value_b = by_head[:, : attention.plain_dim], by_head[:, attention.plain_dim :]
 

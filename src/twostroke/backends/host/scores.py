@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.host.kept_blocks import BlockStore
 from twostroke.models.spec import ModelSpec
 
 Floats = npt.NDArray[np.float32]
@@ -38,6 +39,9 @@ class HostModel(Protocol):
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    @property
+    def kv(self) -> BlockStore: ...
 
     def score(self, batch: Batch) -> Scores:
         """Compute every token of a batch and write its KV. The batch's tables are those of this model's groups."""

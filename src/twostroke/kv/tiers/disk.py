@@ -2,8 +2,8 @@
 from any thread. Whatever is damaged, cut short, or gone because another process removed it, is a miss.
 
 Each process appends to a file of its own, which it holds locked; nobody removes a locked file. All processes that share
-a folder read each other's whole records, as they were when the process started. A key in the folder names blocks, so
-that names survive a restart."""
+a folder read each other's whole records: at the start, and whenever somebody looks what has come since. A key in the
+folder names blocks, so that names survive a restart."""
 
 from __future__ import annotations
 
@@ -16,15 +16,27 @@ import secrets
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from twostroke.core.errors import BackendError
 from twostroke.kv.prefix_index import PrefixNode
 from twostroke.kv.tiers import segment
-from twostroke.kv.tiers.files import Found, OpenFiles, Segment, modified, read_or_make_key, size, write_all
+from twostroke.kv.tiers.files import (
+    SUFFIX,
+    Found,
+    OpenFiles,
+    Segment,
+    abandoned_files,
+    modified,
+    read_or_make_key,
+    segment_files,
+    segment_sizes,
+    size,
+    write_all,
+)
 from twostroke.kv.tiers.segment import DamagedSegmentError
 
-SUFFIX = ".kvsegment"
 KEY_NAME = "key"
 SEGMENT_BYTES = 256 << 20
 LEAST_SEGMENTS = 8
@@ -33,7 +45,8 @@ PAUSE_S = 30.0
 """After a write failed."""
 SCAN_S = 2.0
 """What a start waits for the folder to be read; the rest is read on a thread."""
-ABANDONED_AFTER_S = 3600.0
+LOOK_S = 0.25
+"""The longest that one look at what others wrote goes on; the next one goes on from there."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -45,6 +58,10 @@ class DiskTier:
         self._identity, self._block_size = identity.encode(), block_size
         self._lock = threading.RLock()
         self._records: dict[tuple[bytes, int], Found] = {}  # by name and group
+        self._read_to: dict[Path, tuple[int, int]] = {}
+        """Of each file that is not our own now, up to where its records are known, and its size then."""
+        self._reading = threading.Lock()
+        """Held by whoever reads heads of records: one at a time."""
         self._own: Segment | None = None
         self._descriptor = -1
         self._paused_until_s = 0.0
@@ -59,8 +76,9 @@ class DiskTier:
                 f"the folder for KV on disk, {folder}, cannot be used ({error.strerror or error}): choose another "
                 "(--kv-disk)"
             ) from error
-        self._remove_abandoned()
-        self._unread = sorted(self._files(), key=modified, reverse=True)
+        for path in abandoned_files(self._folder):
+            self._remove(path)
+        self._unread = sorted(segment_files(self._folder), key=modified, reverse=True)
         self.used_bytes = sum(map(size, self._unread))
         self.scan(time.monotonic() + SCAN_S)
 
@@ -78,23 +96,51 @@ class DiskTier:
                 if not self._unread or (until_s is not None and time.monotonic() > until_s):
                     return
                 path = self._unread.pop(0)
-            self._enter(path)
+            with self._reading:
+                self._enter(path)
 
-    def _enter(self, path: Path) -> None:
+    def look(self) -> int:
+        """Enter what other processes have written since the last look, and drop what they have removed; returns how
+        many blocks came. Files grow while they are looked at: a record is believed when all of it is there."""
+        if not self._reading.acquire(blocking=False):
+            return 0  # somebody is at it
+        try:
+            until_s, before, sizes = time.monotonic() + LOOK_S, len(self), segment_sizes(self._folder)
+            with self._lock:
+                self.used_bytes = sum(sizes.values())
+                own, unread = None if self._own is None else self._own.path, set(self._unread)
+                gone = [path for path in self._read_to if path not in sizes]
+            self._drop(gone)
+            for path, num_bytes in sizes.items():
+                if path == own or path in unread or self._read_to.get(path, (0, -1))[1] == num_bytes:
+                    continue
+                if time.monotonic() > until_s:
+                    break
+                self._enter(path)
+            return len(self) - before
+        finally:
+            self._reading.release()
+
+    def _enter(self, path: Path, *, believes: bool = True) -> None:
+        """Read the heads of a file's records from where they are not known; `believes`: else they are passed by."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return
         try:
+            num_bytes = os.fstat(descriptor).st_size
             identity, tag = segment.read_header(descriptor, self.key)
             if identity != self._identity:
+                self._read_to[path] = (num_bytes, num_bytes)
                 return
-            entered = Segment(path, tag, os.fstat(descriptor).st_size)
-            records = list(segment.scan(descriptor, self.key, identity, tag, self._block_size))
+            start, _ = self._read_to.get(path, (segment.first_offset(identity), 0))
+            entered = Segment(path, tag, num_bytes)
+            records, end = segment.scan(descriptor, self.key, tag, self._block_size, start)
             with self._lock:
-                for record in records:
+                self._read_to[path] = (end, num_bytes)
+                for record in records if believes else ():
                     self._records.setdefault((record.name, record.group), Found(entered, record))
-            if not records:
+            if end == segment.first_offset(identity):
                 self._remove(path)  # nothing in it can be used
         except DamagedSegmentError:
             self._remove(path)
@@ -199,7 +245,7 @@ class DiskTier:
         elif own is not None and not own.path.exists():
             self._seal()  # somebody cleared the folder
         if self._own is None:
-            files = self._files()
+            files = segment_files(self._folder)
             self.used_bytes = sum(map(size, files))
             self._make_room(files, min(self._segment_bytes, self.limit_bytes))
             try:
@@ -208,7 +254,7 @@ class DiskTier:
                 self._fail(error, None)
                 return False
         if self.used_bytes + num_bytes > self.limit_bytes:
-            self._make_room(self._files(), num_bytes)
+            self._make_room(segment_files(self._folder), num_bytes)
         if self.used_bytes + num_bytes <= self.limit_bytes:
             return True
         self._paused_until_s = time.monotonic() + PAUSE_S  # other processes hold what there is
@@ -241,6 +287,7 @@ class DiskTier:
 
     def _seal(self) -> None:
         if self._own is not None:
+            self._read_to[self._own.path] = (self._own.size, self._own.size)
             os.close(self._descriptor)  # and its lock goes
             self._own, self._descriptor = None, -1
 
@@ -257,21 +304,6 @@ class DiskTier:
 
     # The folder
 
-    def _files(self) -> list[Path]:
-        with contextlib.suppress(OSError):
-            return [path for path in self._folder.iterdir() if path.name.endswith(SUFFIX)]
-        return []
-
-    def _remove_abandoned(self) -> None:
-        """Files that a process had begun when it was killed."""
-        with contextlib.suppress(OSError):
-            for path in self._folder.iterdir():
-                if (
-                    path.name.startswith((".begun-", ".key-"))
-                    and time.time() - path.stat().st_mtime > ABANDONED_AFTER_S
-                ):
-                    self._remove(path)
-
     def _remove(self, path: Path) -> bool:
         """Unless a process writes to it."""
         if self._own is not None and path == self._own.path:
@@ -287,20 +319,30 @@ class DiskTier:
             return False
         finally:
             os.close(descriptor)
-        with self._lock:
-            for name in [name for name, found in self._records.items() if found.segment.path == path]:
-                del self._records[name]
+        self._drop([path])
         return True
 
-    def clear(self) -> None:
-        """Remove every block that no other process is writing beside, and forget all."""
+    def _drop(self, gone: Collection[Path]) -> None:
+        """Of files that are no longer there, forget all."""
+        if not gone:
+            return
         with self._lock:
+            for path in gone:
+                self._read_to.pop(path, None)
+            for name in [name for name, found in self._records.items() if found.segment.path in gone]:
+                del self._records[name]
+
+    def clear(self) -> None:
+        """Remove every block that no other process is writing beside, and forget all. Of files that stay, what is
+        written later alone is found."""
+        with self._reading, self._lock:
             self._seal()
             self._unread.clear()
-            for path in self._files():
-                self._remove(path)
+            for path in segment_files(self._folder):
+                if not self._remove(path):
+                    self._enter(path, believes=False)
             self._records.clear()
-            self.used_bytes = sum(map(size, self._files()))
+            self.used_bytes = sum(map(size, segment_files(self._folder)))
 
     def close(self) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ that writes when the machine has nothing better to do. What is done is collected
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -22,6 +23,10 @@ READERS = 2
 READ_AHEAD = 8
 """Blocks that the system is told of before a reader gets to them."""
 LOWEST_PRIORITY = 19
+LOOK_EVERY_S = 0.5
+"""The most often that the folder is looked at for what other processes wrote."""
+LOOK_WAIT_S = 0.25
+"""The longest that a sequence waits for that: a folder may lie on a slow network."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +52,19 @@ class Fetch:
         return sum(block.record.payload_bytes for (_, block), arrived in found if arrived)
 
 
+@dataclass(slots=True, eq=False)
+class Look:
+    """At what other processes have written, for sequences that wait until it is over, or for a moment."""
+
+    until_s: float
+    clock: Callable[[], float]
+    is_done: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_done or self.clock() > self.until_s
+
+
 class DiskThreads:
     def __init__(self, disk: DiskTier, view: View) -> None:
         self._disk, self._view = disk, view
@@ -57,8 +75,29 @@ class DiskThreads:
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._generation = 0
+        self.clock: Callable[[], float] = time.monotonic
+        """Of looks at the folder."""
+        self._look: Look | None = None
+        self._next_look_s = -math.inf
         if not disk.is_scanned:
             self._writer.submit(disk.scan)
+
+    def look(self) -> Look | None:
+        """Have the folder looked at, or be told of the look that goes on; None: one is over since a moment ago."""
+        if self._look is not None and not self._look.is_over:
+            return self._look
+        if (now_s := self.clock()) < self._next_look_s:
+            return None
+        self._look = look = Look(now_s + LOOK_WAIT_S, self.clock)
+        self._next_look_s = now_s + LOOK_EVERY_S
+        self._readers.submit(self._look_at_folder, look)
+        return look
+
+    def _look_at_folder(self, look: Look) -> None:
+        with contextlib.suppress(Exception):  # what is not found is computed
+            self._disk.look()
+        look.is_done = True
+        self._news.set()
 
     def fetch(self, seq_id: int, blocks: Sequence[tuple[Kept, Found]]) -> Fetch:
         """Fill these pinned slots; `fetched` has it when all were tried."""

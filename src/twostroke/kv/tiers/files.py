@@ -7,11 +7,15 @@ import errno
 import os
 import secrets
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.kv.prefix_index import KEY_BYTES
 from twostroke.kv.tiers.segment import Record
+
+SUFFIX = ".kvsegment"
+ABANDONED_AFTER_S = 3600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -101,3 +105,21 @@ def size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def segment_files(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [path for path in folder.iterdir() if path.name.endswith(SUFFIX)]
+    return []
+
+
+def segment_sizes(folder: Path) -> dict[Path, int]:
+    return {path: size(path) for path in segment_files(folder)}
+
+
+def abandoned_files(folder: Path) -> list[Path]:
+    """That a process had begun when it was killed."""
+    with contextlib.suppress(OSError):
+        begun = [path for path in folder.iterdir() if path.name.startswith((".begun-", ".key-"))]
+        return [path for path in begun if time.time() - modified(path) / 1e9 > ABANDONED_AFTER_S]
+    return []

@@ -15,7 +15,7 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
@@ -126,20 +126,22 @@ def decode(key: bytes, segment_tag: bytes, offset: int, head: bytes) -> tuple[Re
     return record, tuple(tokens), crc
 
 
-def scan(descriptor: int, key: bytes, identity: bytes, segment_tag: bytes, block_size: int) -> Iterator[Record]:
-    """The records of a file up to its end, or to the first that does not check. Payloads are not looked at."""
-    size, offset = os.fstat(descriptor).st_size, first_offset(identity)
+def scan(descriptor: int, key: bytes, segment_tag: bytes, block_size: int, offset: int) -> tuple[list[Record], int]:
+    """The records of a file from an offset up to its end, or to the first that does not check or is not whole yet, and
+    where that is. Payloads are not looked at."""
+    records, size = list[Record](), os.fstat(descriptor).st_size
     head_bytes = _RECORD.size + block_size * _TOKEN_BYTES + TAG_BYTES
     while offset < size:
         try:
             record, _, _ = decode(key, segment_tag, offset, os.pread(descriptor, head_bytes, offset))
         except DamagedSegmentError:
-            return
+            break
         if record.end > size:
-            return
+            break
         if not record.is_buried:
-            yield record
+            records.append(record)
         offset = record.end
+    return records, offset
 
 
 def bury(descriptor: int, key: bytes, segment_tag: bytes, record: Record) -> None:

@@ -20,7 +20,7 @@ from twostroke.core.timing import SequenceTiming
 from twostroke.kv.block_pool import ConservationError
 from twostroke.kv.prefix_index import PrefixNode
 from twostroke.kv.tiers.disk import DiskTier
-from twostroke.kv.tiers.disk_threads import DiskThreads, Fetch
+from twostroke.kv.tiers.disk_threads import DiskThreads, Fetch, Look
 from twostroke.kv.tiers.files import Found
 from twostroke.kv.tiers.host import HostTier, Kept
 from twostroke.kv.tiers.peers import PeerFetch, Peers, Wanted
@@ -103,6 +103,8 @@ class KVTiers:
         self._fetches: dict[int, Fetch | PeerFetch] = {}  # by sequence, until it is let in or gone
         self._given_up: set[Fetch | PeerFetch] = set()  # whose sequence is gone, and which are not over
         self._is_fetched: set[int] = set()
+        self._looks: dict[int, Look] = {}  # by sequence that waits for one
+        self._has_looked: set[int] = set()
         self._num_fetched = [0] * len(host.num_slots)  # slots that fetches pin, by group
 
     # What the device gives up
@@ -225,6 +227,17 @@ class KVTiers:
         self._fetches[seq_id] = self._threads.fetch(seq_id, blocks)
         return True
 
+    def look(self, seq_id: int) -> bool:
+        """Whether this sequence shall wait for a look at what other processes have written to the disk; once for each,
+        and not if there was one a moment ago."""
+        if self._threads is None or seq_id in self._has_looked:
+            return False
+        self._has_looked.add(seq_id)
+        look = self._threads.look()
+        if look is not None:
+            self._looks[seq_id] = look
+        return look is not None
+
     def fetch_room(self, group: int) -> int:
         """Slots that one more sequence may have: all that no copy holds, if nobody else waits with fetched blocks."""
         num_slots, num_fetched = self.host.num_slots[group], self._num_fetched[group]
@@ -236,12 +249,13 @@ class KVTiers:
         return self._threads is not None and seq_id not in self._is_fetched
 
     def is_fetching(self, seq_id: int) -> bool:
-        fetch = self._fetches.get(seq_id)
-        return fetch is not None and not fetch.is_settled
+        fetch, look = self._fetches.get(seq_id), self._looks.get(seq_id)
+        return (fetch is not None and not fetch.is_settled) or (look is not None and not look.is_over)
 
     @property
     def num_fetching(self) -> int:
-        return sum(not fetch.is_settled for fetch in self._fetches.values())
+        num_looks = sum(not look.is_over for look in self._looks.values())
+        return num_looks + sum(not fetch.is_settled for fetch in self._fetches.values())
 
     def settle(self) -> None:
         """Take in what the disk's threads and other engines have done."""
@@ -289,6 +303,8 @@ class KVTiers:
     def let_in(self, seq_id: int) -> None:
         """A sequence waits no more: it has what it needs of what was fetched for it, or is gone."""
         self._is_fetched.discard(seq_id)
+        self._has_looked.discard(seq_id)
+        self._looks.pop(seq_id, None)
         fetch = self._fetches.pop(seq_id, None)
         if fetch is None:
             return
