@@ -74,7 +74,7 @@ ROOMS = {
     "planner": room("core kv cost scheduling models.spec models.features models.families cluster.demand", "matplotlib"),
     # From names to deployments: it looks at files and at this machine.
     "planner.asked": room("core kv cost models backends config machine engine"),
-    "training": room("core models speculation engine", "numpy torch"),
+    "training": room("core config machine models speculation engine", "numpy torch"),
     "cli": room(f"{BELOW_ENGINE} engine lab server planner training web cluster", "typer rich"),
 }
 DECLARATIONS = {

@@ -90,12 +90,13 @@ def plain_answers(temperature: float, top_k: int | None) -> list[list[int]]:
     return answers(None, SamplingParams(temperature=temperature, top_k=top_k))[0]
 
 
-def surprise(found: Sequence[Sequence[int]], probabilities: npt.NDArray[np.float64]) -> float:
-    """By how many standard deviations chi-square over all pairs of neighbours exceeds what chance gives."""
-    pairs = Counter(pair for tokens in found for pair in zip((PROMPT[-1], *tokens), tokens, strict=False))
+def surprise(found: Sequence[Sequence[int]], probabilities: npt.NDArray[np.float64], before: int = PROMPT[-1]) -> float:
+    """By how many standard deviations chi-square over all pairs of neighbours exceeds what chance gives. `before`: what
+    stands before the first."""
+    pairs = Counter(pair for tokens in found for pair in zip((before, *tokens), tokens, strict=False))
     chi_square, degrees = 0.0, 0
     for last, row in enumerate(probabilities):
-        total = sum(pairs[last, token] for token in range(VOCAB_SIZE))
+        total = sum(pairs[last, token] for token in range(len(row)))
         assert all(pairs[last, token] == 0 for token in np.flatnonzero(row == 0.0)), "what cannot be drawn was"
         expected = {token: total * float(share) for token, share in enumerate(row) if share * total >= 5}
         chi_square += sum((pairs[last, token] - mean) ** 2 / mean for token, mean in expected.items())

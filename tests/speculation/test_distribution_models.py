@@ -48,15 +48,19 @@ DRAFTERS: dict[str, Callable[[Checkpoint], Checkpoint | Head]] = {
     "draft": lambda target: target,
     "eagle3": lambda target: make_head("eagle3", target.spec, draft_vocab_size=4),
     "medusa": lambda target: make_head("medusa", target.spec),
+    "mtp": lambda target: make_head("mtp", target.spec),
 }
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """A model whose layers add nothing: what it says depends on the last token."""
     folder = tmp_path_factory.mktemp("chain")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    drawn = random_checkpoint(folder, WeightKind.F32, seed=2)
+    return as_chain(random_checkpoint(folder, WeightKind.F32, seed=2))
+
+
+def as_chain(drawn: Checkpoint) -> Checkpoint:
+    """The model with layers that add nothing: what it says depends on the last token."""
     tensors = dict(drawn.tensors)
     for name, tensor in drawn.tensors.items():
         if name.endswith((".o", ".down")):
@@ -65,12 +69,18 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def probabilities_of(chain: Checkpoint) -> npt.NDArray[np.float64]:
+    weights = np.exp(logits_of(chain) / SAMPLING.temperature)
+    found: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return found
+
+
+def logits_of(chain: Checkpoint) -> npt.NDArray[np.float64]:
+    """Of what follows each token."""
     table, norm, output = (
         chain.tensors[name].to_float32().astype(np.float64) for name in ("embedding", "final_norm", "output")
     )
     normed = table / np.sqrt((table**2).mean(axis=1, keepdims=True) + chain.spec.norm_eps) * norm
-    weights = np.exp(normed @ output.T / SAMPLING.temperature)
-    found: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    found: npt.NDArray[np.float64] = normed @ output.T
     return found
 
 

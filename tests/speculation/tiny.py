@@ -27,6 +27,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads import Head
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.heads.mtp import MtpHead
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
@@ -148,7 +149,7 @@ def make_backend(
     formats = factory.formats(checkpoint, FormatWish(kv=kv))
     assert isinstance(formats, Formats), formats
     companions: tuple[Companion, ...] = ()
-    if isinstance(draft_model, (Eagle3Head, MedusaHeads)):
+    if isinstance(draft_model, (Eagle3Head, MedusaHeads, MtpHead)):
         companions = (plan_head(draft_model, 1, factory).companion,)
     elif draft_model is not None:
         own = factory.formats(draft_model)

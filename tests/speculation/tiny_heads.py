@@ -14,6 +14,7 @@ from twostroke.core.step import Step
 from twostroke.models.heads import Head
 from twostroke.models.heads.eagle3 import Eagle3Head, Eagle3Spec
 from twostroke.models.heads.medusa import MedusaHeads, MedusaSpec
+from twostroke.models.heads.mtp import MtpHead, MtpSpec
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec, Shapes
 from twostroke.models.weights.tensor import WeightTensor, from_float32
@@ -28,6 +29,8 @@ def make_head(method: str, target: ModelSpec, seed: int = 7, draft_vocab_size: i
     if method == "medusa":
         medusa = MedusaSpec(_NUM_HEADS, 1, target.hidden_size, target.vocab_size)
         return MedusaHeads("tiny-medusa", medusa, _drawn(medusa.tensor_shapes(), rng), np.arange(target.vocab_size))
+    if method == "mtp":
+        return _make_block(target, rng)
     attention = GroupedAttention(4, 2, 16, RopeSpec(10_000.0, 16))
     spec = Eagle3Spec(
         layer=LayerSpec(attention, DenseMlp(96)),
@@ -42,6 +45,14 @@ def make_head(method: str, target: ModelSpec, seed: int = 7, draft_vocab_size: i
     shapes = spec.tensor_shapes() | {"output": spec.shared_shapes()["output"]}
     chosen = np.sort(rng.permutation(target.vocab_size)[:draft_vocab_size]).astype(np.int64)
     return Eagle3Head("tiny-eagle3", spec, _drawn(shapes, rng), chosen)
+
+
+def _make_block(target: ModelSpec, rng: np.random.Generator) -> MtpHead:
+    """An MTP block: a layer as the target's last, behind what joins a token's embedding with a hidden state."""
+    layer, hidden = target.layers[-1], target.hidden_size
+    spec = MtpSpec(layer, hidden, target.vocab_size, (target.num_layers,), target.norm_eps, target.max_context)
+    shapes = layer.tensor_shapes(hidden) | spec.input_shapes() | {"final_norm": (hidden,)}
+    return MtpHead("tiny-mtp", spec, _drawn(shapes, rng), np.arange(target.vocab_size, dtype=np.int64))
 
 
 def _drawn(shapes: Shapes, rng: np.random.Generator) -> dict[str, WeightTensor]:

@@ -13,13 +13,13 @@ from safetensors.numpy import load_file
 from tests.training.tiny_model import PROMPTS, make_model
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BadRequestError
-from twostroke.engine.build import build
 from twostroke.models.heads.eagle3 import load_eagle3
 from twostroke.models.loading import load_checkpoint
 from twostroke.training import loop
 from twostroke.training.answers import Text, draft_vocabulary
 from twostroke.training.head import Head, fresh_weights, head_spec
 from twostroke.training.loop import Training, TrainingSettings, filled_up
+from twostroke.training.readings import Readings
 from twostroke.training.report import held_by_head, held_by_text
 from twostroke.training.target import Target
 from twostroke.training.train import Job, Watcher, chosen_device, train_drafter
@@ -37,27 +37,32 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("training") / "tiny")
 
 
+@pytest.fixture(scope="module")
+def target(model):
+    made = Target(load_checkpoint(model), CONFIG, torch.device("cpu"))
+    yield made
+    made.close()
+
+
 def job(folder, **changes):
     settings = replace(SETTINGS, **changes)
     return Job(folder, settings, 24, held_out=0.25, draft_vocab_size=200, device="cpu", save_every=2)
 
 
 def trained(model, folder, watcher=SILENT, **changes):
-    return train_drafter(lambda: build(str(model), CONFIG), CONVERSATIONS, job(folder, **changes), watcher)
+    return train_drafter(str(model), CONFIG, CONVERSATIONS, job(folder, **changes), watcher)
 
 
-def test_a_head_learns_a_tiny_text(model):
+def test_a_head_learns_a_tiny_text(target):
     """Greedy answers of the model itself; then drafts hold where an untrained head's do not."""
-    checkpoint = load_checkpoint(model)
-    target = Target(checkpoint, torch.device("cpu"), 128)
     texts = []
     for prompt in ((84, 72, 69), (65, 66, 67, 68)):
         ids = list(prompt)
         for _ in range(24):
-            ids.append(int(target.scores(target.read(torch.tensor([ids]), (1,)).normed[0, -1]).argmax()))
+            ids.append(int(target.scores(target.read([[*ids, 0]]).normed[0, -1]).argmax()))
         texts.append(Text(prompt, tuple(ids[len(prompt) :])))
     target_ids = torch.from_numpy(draft_vocabulary(texts, 64, 256))
-    spec = head_spec(checkpoint.spec, (1, 2, 3), 64)
+    spec = head_spec(target.spec, target.taps, 64)
     head = Head(spec, fresh_weights(spec, target, target_ids, 0), target.embedding, target_ids)
     untrained = held_by_head(head, target, texts, 3, 80).accepted_length
     Training(replace(SETTINGS, num_steps=80), target, head, texts).run(lambda report: None)
@@ -128,23 +133,38 @@ def test_steps_see_every_text_before_one_comes_again():
     assert sum(max(own) - min(own) for own in lengths) <= 7, "those of a step are about as long"
 
 
-def test_texts_of_a_step_do_not_change_each_other(model):
+def test_texts_of_a_step_do_not_change_each_other(target):
     """Beside a longer text, drafts and what is learnt from a text are the same."""
-    checkpoint = load_checkpoint(model)
-    target = Target(checkpoint, torch.device("cpu"), 128)
     texts = [Text((5, 6, 7), tuple(range(30, 60))), Text((9,), (40, 41, 42, 43))]
     target_ids = torch.arange(200)
-    spec = head_spec(checkpoint.spec, (1, 2, 3), 200)
+    spec = head_spec(target.spec, target.taps, 200)
     head = Head(spec, fresh_weights(spec, target, target_ids, 0), target.embedding, target_ids)
     together = filled_up(texts, 80, torch.device("cpu"))
-    drafts = head.drafts(together, target.read(together, spec.taps).taps, 3)
+    drafts = head.drafts(together, target.read([text.token_ids for text in texts]).taps, 3)
     for row, text in enumerate(texts):
         alone = filled_up([text], 80, torch.device("cpu"))
-        own = head.drafts(alone, target.read(alone, spec.taps).taps, 3)[0]
+        own = head.drafts(alone, target.read([text.token_ids]).taps, 3)[0]
         assert torch.equal(own, drafts[row, : len(own)])
     training = Training(SETTINGS, target, head, texts)
     both, alone = training._loss(texts)[0], [training._loss([text])[0] for text in texts]
     assert min(alone) <= both <= max(alone)
+
+
+def test_what_there_is_no_room_for_is_read_again(target):
+    """And is the same to the bit, as it is in 16 bits either way."""
+    texts = [Text((5, 6, 7), tuple(range(30, 50))), Text((9,), tuple(range(60, 82)))]  # 22 tokens that are read, each
+    a_text = 22 * 2 * target.spec.hidden_size * (1 + len(target.taps))
+    rooms = ((80, 2 * a_text), (80, 2 * a_text - 1), (10, 0))
+    all_kept, some_kept, cut = (Readings(target, texts, most, room) for most, room in rooms)
+    assert all_kept.wanted_bytes == some_kept.wanted_bytes == 2 * a_text
+    readings = [[one.of(texts[::-1]), one.of(texts), one.of(texts[1:])] for one in (all_kept, some_kept)]
+    assert (all_kept.num_read, some_kept.num_read) == (2, 3)
+    for own, other in zip(*readings, strict=True):
+        assert torch.equal(own.taps, other.taps) and torch.equal(own.normed, other.normed)
+    exact = target.read([texts[1].token_ids])
+    torch.testing.assert_close(readings[0][2].taps, exact.taps, rtol=2**-8, atol=0.0)
+    torch.testing.assert_close(readings[0][2].normed, exact.normed, rtol=2**-11, atol=1e-6)
+    assert cut.of(texts).taps.shape[1] == 9 and cut.wanted_bytes == 2 * a_text * 9 // 22
 
 
 def test_answers_are_made_once(model, tmp_path):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
@@ -120,9 +120,24 @@ class Companion:
     """What it is, if it is no whole model; `checkpoint` then has its sizes."""
 
 
-def all_taps(companions: tuple[Companion, ...]) -> tuple[int, ...]:
+class Listener(Protocol):
+    """Whoever wants to know what the model makes of prompts: it is told of every chunk that is read."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Behind these it is told the residual stream, in this order."""
+
+    def heard(self, seq_id: int, start: int, states: Sequence[Any]) -> None:
+        """Of a chunk from this position on, the residual stream behind each of the layers  # [tokens, hidden] each
+
+        They are arrays of the backend's own kind, and are written over by the next step. On a device they may not be
+        computed yet: what is queued behind them there finds them whole. Called on a thread of the backend's."""
+
+
+def all_taps(companions: tuple[Companion, ...], listener: Listener | None = None) -> tuple[int, ...]:
     """The layers that any of them reads, in order."""
-    return tuple(sorted({layer for companion in companions for layer in companion.taps}))
+    told = () if listener is None else listener.layers
+    return tuple(sorted({*told, *(layer for companion in companions for layer in companion.taps)}))
 
 
 @runtime_checkable
@@ -165,6 +180,8 @@ class BackendSettings:
     join: Join | None = None
     """Given to a backend whose factory is a RankedFactory alone, with a checkpoint that is one rank's part: what it
     calls with the outputs of attention and of the MLP, before they are added to the residual stream."""
+    listener: Listener | None = None
+    """Given to a backend whose factory is a CompanionFactory alone, and never beside companions."""
 
 
 class BackendFactory(Protocol):
@@ -214,7 +231,7 @@ class BackendFactory(Protocol):
 @runtime_checkable
 class CompanionFactory(Protocol):
     """A backend that runs models which draft, beside the one that answers. It offers the drafters that it made of them
-    as `CompanionBackend`."""
+    as `CompanionBackend`. In their place it may have a `Listener`."""
 
     def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
         """Memory that such a model's weights take."""

@@ -90,7 +90,6 @@ def train_drafter(
             raise BadRequestError(f"--{flag} must be from {low:g} to {high:g}, not {given[name]:g}")
     if find_spec("torch") is None:
         raise BadRequestError(f"training needs torch: {install_hint('train')}")
-    from twostroke.engine.build import build
     from twostroke.training.loop import TrainingSettings
     from twostroke.training.prompts import own_prompts, read_prompts
     from twostroke.training.train import Job
@@ -104,7 +103,7 @@ def train_drafter(
     console = Console(stderr=True)
     own = replace(config, max_context=config.max_context or text_tokens)
     with _bars(console) as bars:
-        report = train(lambda: build(model, own), conversations, job, _watcher(bars, console))
+        report = train(model, own, conversations, job, _watcher(bars, console))
     _show(Console(), report, out)
 
 

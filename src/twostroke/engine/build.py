@@ -12,7 +12,9 @@ from twostroke.backends.interface import (
     BackendFactory,
     BackendSettings,
     Companion,
+    CompanionFactory,
     CostedFactory,
+    Listener,
     MaskingBackend,
 )
 from twostroke.cache import cache_folder
@@ -93,6 +95,11 @@ class Preparation:
             prefix_caching=self.resolved.config.kv.prefix_caching,
             whole_prompts=reads_whole(self.checkpoint),
         )
+
+    @property
+    def runs_heads(self) -> bool:
+        """Whether a head may draft on this backend, and a listener be told what one would read."""
+        return isinstance(self.factory, CompanionFactory)
 
     @property
     def computed(self) -> Computed:
@@ -261,20 +268,20 @@ def _load(model: str) -> Checkpoint:
 
 
 def assemble(
-    checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig, fleet: FleetSettings | None = None
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None,
+    config: EngineConfig,
+    fleet: FleetSettings | None = None,
+    listener: Listener | None = None,
 ) -> Assembly:
+    """`listener`: whoever trains on what the model makes of prompts; then nobody drafts."""
     refuse_with_ranks(config, in_fleet=fleet is not None)
     config = with_vectors(checkpoint, config, in_fleet=fleet is not None)
     prepared = prepare(checkpoint, config)
-    for companion in prepared.companions:
-        if companion.head is not None:
-            continue  # it has the target's tokens, by their ids
-        own = companion.checkpoint
-        other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
-        refuse_other_tokens(checkpoint, own, tokenizer, other)
+    _refuse_other_tokens(prepared, tokenizer)
     checkpoint, resolved = prepared.checkpoint, prepared.resolved
     refuse_tiers(config.kv, resolved.layout, in_fleet=fleet is not None)
-    backend, calibration = _create(prepared, config), prepared.calibration()
+    backend, calibration = _create(prepared, config, listener), prepared.calibration()
     step_cost = _step_cost(prepared, calibration)
     pace = pace_of(step_cost.seconds, resolved.sizes.itl_target_ms)
     drafting, drafts_note = speculation(
@@ -321,7 +328,16 @@ def assemble(
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared, grammars)
 
 
-def _create(prepared: Preparation, config: EngineConfig) -> Backend:
+def _refuse_other_tokens(prepared: Preparation, tokenizer: Tokenizer | None) -> None:
+    for companion in prepared.companions:
+        if companion.head is not None:
+            continue  # it has the target's tokens, by their ids
+        own = companion.checkpoint
+        other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
+        refuse_other_tokens(prepared.checkpoint, own, tokenizer, other)
+
+
+def _create(prepared: Preparation, config: EngineConfig, listener: Listener | None) -> Backend:
     """The backend, with its weights."""
     factory, resolved = prepared.factory, prepared.resolved
     settings = BackendSettings(
@@ -332,6 +348,7 @@ def _create(prepared: Preparation, config: EngineConfig) -> Backend:
         formats=prepared.formats,
         companions=prepared.companions,
         drafts=bool(methods_of(config.speculate)),
+        listener=listener,
     )
     try:
         return factory.create(prepared.checkpoint, resolved.layout, settings)

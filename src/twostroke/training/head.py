@@ -15,21 +15,21 @@ from torch.nn.functional import linear, silu
 from twostroke.models.heads.eagle3 import Eagle3Spec
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec
-from twostroke.training.target import Target, attend, in_heads, rms_norm, rotate, rotation
+from twostroke.training.arithmetic import attend, in_heads, rms_norm, rotate, rotation
+from twostroke.training.target import Target
 
 _SPREAD = 0.02
+_HEAD_DIM, _QUERIES_A_KEY, _THETA = 64, 4, 10_000.0
+"""Of a head whose target has no attention that it could be like."""
+_WIDTH_UNIT = 32
+"""Tiles of the CPU's matrices are that long."""
 
 
 def head_spec(target: ModelSpec, taps: tuple[int, ...], draft_vocab_size: int) -> Eagle3Spec:
     """A head as wide as its target, with the heads of its attention and the width of its MLP. Hidden states are normed
     before they are its residual: a target's are so large in some places that a young layer adds nothing to them."""
-    own = target.layers[0].grouped
-    # A rotation that is stretched for long contexts is the target's; a head looks back well enough without.
-    rope = RopeSpec(own.rope.theta, own.head_dim)
-    attention = GroupedAttention(own.num_heads, own.num_kv_heads, own.head_dim, rope)
-    layer = LayerSpec(attention, DenseMlp(target.dense_width))
     return Eagle3Spec(
-        layer=layer,
+        layer=LayerSpec(_attention(target), DenseMlp(_width(target))),
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
@@ -41,6 +41,28 @@ def head_spec(target: ModelSpec, taps: tuple[int, ...], draft_vocab_size: int) -
     )
 
 
+def _attention(target: ModelSpec) -> GroupedAttention:
+    """That of the first layer with keys and values. A target with latents has more and larger heads than one layer
+    needs, and one may have none at all."""
+    found = [layer.attention for layer in target.layers if isinstance(layer.attention, GroupedAttention)]
+    if not found:
+        num_kv_heads = max(1, target.hidden_size // (_HEAD_DIM * _QUERIES_A_KEY))
+        rope = RopeSpec(_THETA, _HEAD_DIM)
+        return GroupedAttention(num_kv_heads * _QUERIES_A_KEY, num_kv_heads, _HEAD_DIM, rope)
+    own, turned = found[0], [one.rope for one in found if one.rope.dim > 0]
+    # A rotation that is stretched for long contexts is the target's; a head looks back well enough without.
+    rope = RopeSpec(turned[0].theta if turned else _THETA, own.head_dim)
+    return GroupedAttention(own.num_heads, own.num_kv_heads, own.head_dim, rope)
+
+
+def _width(target: ModelSpec) -> int:
+    """Of its widest MLP, or of all experts that a token meets."""
+    experts = target.moe
+    met = 0 if experts is None else experts.experts_per_token * experts.expert_intermediate_size
+    width = max(target.dense_width, met)
+    return -(-width // _WIDTH_UNIT) * _WIDTH_UNIT
+
+
 def fresh_weights(spec: Eagle3Spec, target: Target, target_ids: Tensor, seed: int) -> dict[str, Tensor]:
     """Where the target has something of the kind (its output, its last norm), training begins with that; the rest is
     drawn, or does nothing yet."""
@@ -49,12 +71,12 @@ def fresh_weights(spec: Eagle3Spec, target: Target, target_ids: Tensor, seed: in
     weights = {}
     for name, shape in shapes.items():
         one = torch.randn(shape, generator=made) * _SPREAD if len(shape) > 1 else torch.ones(shape)
-        weights[name] = one.to(target.embedding.device)
-    identity = torch.eye(spec.hidden_size, device=target.embedding.device)
+        weights[name] = one.to(target.device)
+    identity = torch.eye(spec.hidden_size, device=target.device)
     # Hidden states are large, and what is drawn must not drown them.
     weights["fc"] = _SPREAD * weights["fc"] + torch.cat([identity / len(spec.taps)] * len(spec.taps), dim=1)
     weights["output"] = target.output[target_ids].clone()
-    weights["final_norm"] = target.tensors["final_norm"].clone()
+    weights["final_norm"] = target.final_norm.clone()
     return weights
 
 
@@ -74,10 +96,10 @@ class Head:
         self._embedding = embedding
 
     def unroll(self, token_ids: Tensor, taps: Tensor, num_steps: int) -> Iterator[Tensor]:
-        """token_ids [texts, n] and the target's hidden states of them [texts, n, taps * hidden]. Row i of step j is
-        what the scores of token i + j + 2 are made from, with what is known when the target has read i, and token
-        i + 1 was drawn  # num_steps of [texts, n - 1, hidden]. Tokens in between are the text's."""
-        past, hidden, count = _Past(), linear(taps[:, :-1], self.weights["fc"]), token_ids.shape[1] - 1
+        """token_ids [texts, n] and the target's hidden states of all but the last [texts, n - 1, taps * hidden]. Row i
+        of step j is what the scores of token i + j + 2 are made from, with what is known when the target has read i,
+        and token i + 1 was drawn  # num_steps of [texts, n - 1, hidden]. Tokens in between are the text's."""
+        past, hidden, count = _Past(), linear(taps, self.weights["fc"]), token_ids.shape[1] - 1
         for step in range(num_steps):
             # Behind the text's end nothing is taught, so what stands there does not matter.
             tokens = torch.nn.functional.pad(token_ids[:, step + 1 :], (0, step))[:, :count]
@@ -87,7 +109,7 @@ class Head:
     def drafts(self, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
         """The same where tokens in between are the head's own best: the target's tokens that it drafts
         # [texts, n - 1, num_steps]"""
-        past, hidden, found = _Past(), linear(taps[:, :-1], self.weights["fc"]), [token_ids[:, 1:]]
+        past, hidden, found = _Past(), linear(taps, self.weights["fc"]), [token_ids[:, 1:]]
         for step in range(num_steps):
             hidden = self._step(found[-1], hidden, step, past)
             found.append(self.target_ids[self.scores(hidden).argmax(dim=-1)])

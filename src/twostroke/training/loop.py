@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from twostroke.core.errors import BadRequestError
 from twostroke.models.weights.safetensors import Tables, open_safetensors
 from twostroke.models.weights.write_safetensors import write_safetensors
 from twostroke.training.answers import Text
 from twostroke.training.head import Head
-from twostroke.training.target import Reading, Target
+from twostroke.training.readings import Readings
+from twostroke.training.target import Target
 
 STATE_FILE = "training.safetensors"
 SETTINGS_FILE = "training.json"
@@ -31,8 +31,6 @@ LATER_COUNTS = 0.8
 WARM_UP = 0.05
 """Of all steps, those in which the learning rate rises."""
 MAX_NORM = 1.0
-KEPT_SHARE = 0.4
-"""Of a card's free memory, what the target's readings may take."""
 _BETAS, _EPS, _DECAY = (0.9, 0.95), 1e-8, 0.01
 _SORTED_STEPS = 16
 """Texts of this many steps are sorted by length and divided again: then those of one step are about as long, and
@@ -84,13 +82,10 @@ class Training:
             self._parameters, lr=settings.learning_rate, betas=_BETAS, eps=_EPS, weight_decay=_DECAY
         )
         self._order = _Order(texts, settings)
-        self._device = target.embedding.device
+        self._device = target.device
         self._known = torch.zeros(head.spec.vocab_size, dtype=torch.bool, device=self._device)
         self._known[head.target_ids] = True
-        self._readings: dict[int, tuple[Tensor, Tensor]] = {}
-        """Of texts, by identity: the target's hidden states, and those that its scores are made from."""
-        free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else 0
-        self._room_bytes = int(KEPT_SHARE * free)
+        self.readings = Readings(target, texts, settings.max_tokens)
         self.step = 0
         self.spent_s = 0.0
 
@@ -126,7 +121,7 @@ class Training:
         """And of each draft, the share that was right."""
         settings, head = self._settings, self.head
         ids = filled_up(texts, settings.max_tokens, self._device)
-        reading = self._read(texts, ids)
+        reading = self.readings.of(texts)
         lesson = self._lesson(texts, ids, reading.normed)
         total, weight, right = torch.zeros((), device=self._device), 1.0, []
         for step, hidden in enumerate(head.unroll(ids, reading.taps, settings.num_drafts)):
@@ -140,25 +135,10 @@ class Training:
             weight *= LATER_COUNTS
         return total, tuple(right)
 
-    def _read(self, texts: Sequence[Text], ids: Tensor) -> Reading:
-        """What the target makes of them: on a card it is kept as long as there is room, as it is the same each time."""
-        if self._device.type != "cuda":
-            return self._target.read(ids, self.head.spec.taps)
-        kept = [self._readings.get(id(text)) for text in texts]
-        if all(one is not None for one in kept):
-            found = [one for one in kept if one is not None]
-            return Reading(*(pad_sequence([one[part] for one in found], batch_first=True) for part in range(2)))
-        reading = self._target.read(ids, self.head.spec.taps)
-        for row, text in enumerate(texts):
-            if self._room_bytes > 0 and id(text) not in self._readings:
-                count = min(len(text.token_ids), self._settings.max_tokens)
-                own = reading.taps[row, :count].bfloat16(), reading.normed[row, :count].bfloat16()
-                self._readings[id(text)] = own
-                self._room_bytes -= sum(part.nbytes for part in own)
-        return reading
-
     def _lesson(self, texts: Sequence[Text], ids: Tensor, normed: Tensor) -> _Lesson:
-        ends = torch.tensor([[len(text.prompt), len(text.token_ids)] for text in texts], device=self._device)
+        most = self._settings.max_tokens
+        bounds = [[len(text.prompt), min(len(text.token_ids), most)] for text in texts]
+        ends = torch.tensor(bounds, device=self._device)
         places = torch.arange(ids.shape[1], device=self._device)[None]
         # The target that has read the prompt chooses the answer's first token; of the last, nobody asks what follows.
         is_taught = (places >= ends[:, :1] - 1) & (places < ends[:, 1:] - 1)

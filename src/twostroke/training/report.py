@@ -69,12 +69,13 @@ class _Count:
 
 def held_by_head(head: Head, target: Target, texts: Sequence[Text], num_drafts: int, max_tokens: int) -> Held:
     count = _Count(num_drafts)
-    device = target.embedding.device
+    device = target.device
     with torch.no_grad(), arithmetic(device):
         for first in range(0, len(texts), TEXTS_AT_ONCE):
             group = texts[first : first + TEXTS_AT_ONCE]
             ids = filled_up(group, max_tokens, device)
-            drafted = head.drafts(ids, target.read(ids, head.spec.taps).taps, num_drafts).tolist()
+            reading = target.read([text.token_ids[:max_tokens] for text in group])
+            drafted = head.drafts(ids, reading.taps, num_drafts).tolist()
             for text, drafts in zip(group, drafted, strict=True):
                 known = text.token_ids[:max_tokens]
                 end = len(text.prompt) + 1  # tokens known: the prompt, and the answer's first, which prefill gives

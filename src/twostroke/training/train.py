@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
-from twostroke.engine.build import Assembly
+from twostroke.core.units import size
+from twostroke.engine.build import Assembly, build
 from twostroke.engine.offline import LLM
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.heads.eagle3 import default_taps
 from twostroke.training.answers import Deadline, Text, answers, draft_vocabulary, encode
 from twostroke.training.head import Head, fresh_weights, head_spec
 from twostroke.training.loop import STATE_FILE, StepReport, Training, TrainingSettings, keep_settings
@@ -25,7 +26,7 @@ from twostroke.training.prompts import Conversation, said
 from twostroke.training.published import write_head
 from twostroke.training.questions import about, questions
 from twostroke.training.report import Held, held_by_head, held_by_text
-from twostroke.training.target import Target, why_not
+from twostroke.training.target import Target, refuse
 
 QUESTIONS_FILE = "questions.jsonl"
 ANSWERS_FILE = "answers.jsonl"
@@ -61,22 +62,34 @@ class Watcher:
 
 
 def train_drafter(
-    make_engine: Callable[[], Assembly], conversations: Sequence[Conversation], job: Job, watcher: Watcher
+    model: str, config: EngineConfig, conversations: Sequence[Conversation], job: Job, watcher: Watcher
 ) -> list[Held]:
-    """Tokens a step on held-out answers, of the head and of others. The engine is made here and closed when answers
-    are there: its memory is needed."""
+    """Tokens a step on held-out answers, of the head and of others. One engine answers, and is closed then: its memory
+    is needed. Another, with little KV, reads the answers."""
     device = chosen_device(job.device)
-    checkpoint, texts = _texts(make_engine(), conversations, job, watcher)
+    refuse(model, config)
+    checkpoint, texts = _texts(build(model, config), conversations, job, watcher)
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    target = Target(checkpoint, config, device)
+    try:
+        return _train(target, checkpoint.name, texts, job, watcher)
+    finally:
+        target.close()
+
+
+def _train(target: Target, name: str, texts: Sequence[Text], job: Job, watcher: Watcher) -> list[Held]:
     taught, held_out = _divided(texts, job.held_out)
     num_tokens = sum(len(text.answer) for text in taught)
     watcher.said(f"{len(taught)} answers of {num_tokens:,} tokens to learn from, {len(held_out)} held out")
-    target = Target(checkpoint, device, checkpoint.spec.max_context)
     head = _new_head(target, taught, job)
     watcher.said(f"the draft vocabulary has {_covered(head, held_out):.1%} of what was held out")
     training = Training(job.settings, target, head, taught)
+    watcher.said(
+        f"hidden states of them take {size(training.readings.wanted_bytes)}; up to "
+        f"{size(training.readings.room_bytes)} are kept in memory, and the rest is read again each time"
+    )
     if training.resume(job.folder):
         watcher.said(f"going on from step {training.step}")
 
@@ -86,7 +99,7 @@ def train_drafter(
         watcher.trained(report)
 
     training.run(after_step)
-    write_head(job.folder, head, checkpoint.name)
+    write_head(job.folder, head, name)
     most, longest = job.settings.num_drafts, job.settings.max_tokens
     report = [held_by_head(head, target, held_out, most, longest), *held_by_text(held_out, most, longest)]
     told = json.dumps([one.as_figures() for one in report], indent=2)
@@ -101,8 +114,6 @@ def _texts(
     what is asked about its answers."""
     llm = LLM.from_assembly(assembly)
     try:
-        if (why := why_not(assembly.checkpoint)) is not None:
-            raise BadRequestError(f"no drafter can be trained for {assembly.checkpoint.name}: {why}")
         longest = min(job.settings.max_tokens, assembly.resolved.max_context) - job.max_answer_tokens
         if longest < 1:
             raise BadRequestError("answers leave no room for prompts: take shorter answers, or longer texts")
@@ -156,10 +167,10 @@ def _identity(job: Job, model: str, conversations: Sequence[Conversation]) -> di
 
 def _new_head(target: Target, taught: Sequence[Text], job: Job) -> Head:
     spec = target.spec
-    size = job.draft_vocab_size or max(1, spec.vocab_size // 6)
-    target_ids = torch.from_numpy(draft_vocabulary(taught, min(size, spec.vocab_size), spec.vocab_size))
-    own = head_spec(spec, default_taps(spec.num_layers), len(target_ids))
-    target_ids = target_ids.to(target.embedding.device)
+    wished = job.draft_vocab_size or max(1, spec.vocab_size // 6)
+    target_ids = torch.from_numpy(draft_vocabulary(taught, min(wished, spec.vocab_size), spec.vocab_size))
+    own = head_spec(spec, target.taps, len(target_ids))
+    target_ids = target_ids.to(target.device)
     return Head(own, fresh_weights(own, target, target_ids, job.settings.seed), target.embedding, target_ids)
 
 

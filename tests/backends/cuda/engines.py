@@ -13,7 +13,7 @@ from tests.models.tiny_checkpoints import VOCAB_SIZE
 
 from twostroke.backends.cuda.backend import DTYPES, CudaBackend
 from twostroke.backends.cuda.tuned_table import Choices
-from twostroke.backends.interface import Backend, BackendSettings, MaskingBackend
+from twostroke.backends.interface import Backend, BackendSettings, Listener, MaskingBackend
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.events import TokenEvent
 from twostroke.core.formats import PACKED, Formats
@@ -71,9 +71,10 @@ class Sizes:
         choices: Choices | None = None,
         weights: str | None = None,
         kv: str | None = None,
+        listener: Listener | None = None,
     ) -> CudaBackend:
         """`few_rows`: up to how many tokens fused kernels take; None: as the tables say. `weights`: what matrices are
-        brought to; `kv`: what K and V are kept in."""
+        brought to; `kv`: what K and V are kept in. `listener`: who is told of prompts."""
         name = next(name for name, own in DTYPES.items() if own == dtype)
         return CudaBackend(
             checkpoint,
@@ -84,10 +85,13 @@ class Sizes:
             max_tokens_per_step=self.step_tokens,
             max_running=self.max_rows,
             choices=fused_up_to(few_rows, device, dtype) if choices is None else choices,
+            listener=listener,
         )
 
-    def on_reference(self, checkpoint: Checkpoint) -> Backend:
-        settings = BackendSettings(max_context=self.max_context, max_tokens_per_step=self.step_tokens)
+    def on_reference(self, checkpoint: Checkpoint, listener: Listener | None = None) -> Backend:
+        settings = BackendSettings(
+            max_context=self.max_context, max_tokens_per_step=self.step_tokens, listener=listener
+        )
         return REFERENCE.create(checkpoint, self.layout(checkpoint), settings)
 
 

@@ -139,6 +139,7 @@ class CpuFactory:
             threads=max(1, settings.threads),
             companions=settings.companions,
             join=settings.join,
+            listener=settings.listener,
         )
 
 

@@ -18,7 +18,7 @@ from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.host.scores import Scores
-from twostroke.backends.interface import Companion, Join, all_taps
+from twostroke.backends.interface import Companion, Join, Listener, all_taps
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
@@ -40,6 +40,7 @@ class CpuBackend(HostBackend):
         threads: int,
         companions: tuple[Companion, ...] = (),
         join: Join | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """`join`: where this is one rank of several, what they meet by."""
         if layout.block_size % 16:
@@ -48,11 +49,12 @@ class CpuBackend(HostBackend):
         others = OthersOnCores()  # it counts while the rest is made: the first step knows who else is here
         self.isa = isa
         settings = ModelSettings(isa, max_context, max_tokens_per_step, threads)
-        taps = all_taps(companions)
+        taps = all_taps(companions, listener)
         model_type = CpuModel if checkpoint.spec.places is None else CpuEncoder
         self.model = model_type(checkpoint, layout.of_model(0), formats, settings, self._launcher, taps, join)
         if self.model.kv.states.groups:
             self.use_states(self.model.kv.states)
+        self.tell(listener)
         self.notes = self.model.weights.notes
         """What a user should know of how weights are held, a sentence each."""
         models = [self.model]

@@ -282,6 +282,7 @@ class CudaFactory:
                 max_running=settings.max_running,
                 max_drafts=MAX_DRAFTS if settings.drafts else 0,
                 progress=_progress_line(),
+                listener=settings.listener,
             )
         except torch.cuda.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info()

@@ -41,7 +41,7 @@ from twostroke.backends.cuda.vectors import VectorPath
 from twostroke.backends.cuda.verify import Guess, VerifyPath, most_queries
 from twostroke.backends.cuda.weights import Progress, Weights
 from twostroke.backends.host.block_conversion import BlockConversion
-from twostroke.backends.interface import refuse_drafts
+from twostroke.backends.interface import Listener, refuse_drafts
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import STORED, Formats
 from twostroke.core.grammar import Grammars
@@ -92,9 +92,11 @@ class CudaBackend:
         max_drafts: int = MAX_DRAFTS,
         drafter: DrafterOf | None = None,
         forced: Sequence[int] | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """`choices`: which kernels multiply what; None: what tables say of this device. `max_drafts`: of a slot; 0:
-        nothing is made ready for drafts. `drafter`: who makes some on the device. `forced`: see `VerifyPath`."""
+        nothing is made ready for drafts. `drafter`: who makes some on the device. `forced`: see `VerifyPath`.
+        `listener`: in a drafter's place."""
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
         choices = Choices.on(card_of(device, dtype)) if choices is None else choices
@@ -136,6 +138,9 @@ class CudaBackend:
         self._blocks = AllBlocks(layout, kv, None if self._drafter is None else self._drafter.blocks)
         if self._drafter is not None:
             self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
+        self._listener = listener
+        if listener is not None:
+            self._parts.decoder.keep(listener.layers, lambda done, taps: None)
         self._decodes = DecodePath(self._parts, max_rows)
         self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
         beside = () if self._drafter is None else self._drafter.kernels
@@ -236,6 +241,8 @@ class CudaBackend:
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
         if step.prefills:
             rows, prompt_logprobs = self._prefills.launch(step, wait)
+            if self._listener is not None:
+                self._tell(self._listener, step)
         elif guesses and self._verifies is not None:
             rows, width = self._verifies.launch(step, guesses)
         elif step.decodes:
@@ -252,6 +259,15 @@ class CudaBackend:
         ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck, advances, vectors)
         grammars.expect(sampled, ticket)
         return ticket
+
+    def _tell(self, listener: Listener, step: Step) -> None:
+        """The pass is queued, and what it leaves stays until the next one is."""
+        first = len(step.decodes)
+        for chunk in step.prefills:
+            end = first + len(chunk.token_ids)
+            states = [self._parts.decoder.kept(layer)[first:end] for layer in listener.layers]
+            listener.heard(chunk.seq_id, chunk.start, states)
+            first = end
 
     def _copies(self, kept: CudaKeptBlocks, step: Step) -> Callable[[int | None], None] | None:
         """Queue a step's copies; what it is to call before it reads blocks that are on their way, if it reads some."""

@@ -88,6 +88,10 @@ class Decoder:
         self._side_by_side = self._buffers.residual.new_zeros(len(self._buffers.residual), len(layers) * hidden)
         self._taps = dict(zip(layers, self._side_by_side.split(hidden, dim=1) if layers else (), strict=True))
 
+    def kept(self, layer: int) -> torch.Tensor:
+        """Of the last pass, the residual stream behind a layer that is kept  # [max tokens, hidden]"""
+        return self._taps[layer]
+
     def prepare(self) -> None:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
         the experts', which layers share."""

@@ -27,7 +27,7 @@ from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.backends.host.scores import HostModel, Scores
 from twostroke.backends.host.states import HostStates, StateKeeper
-from twostroke.backends.interface import Companion, refuse_drafts
+from twostroke.backends.interface import Companion, Listener, refuse_drafts
 from twostroke.core.errors import BackendError
 from twostroke.core.grammar import Grammars, GrammarStuckError
 from twostroke.core.kv_blocks import KVFormat
@@ -97,6 +97,7 @@ class HostBackend(ABC):
         self._states: StateKeeper | None = None
         self.host_states: HostStates | None = None
         """What layers that keep states keep; None: no layer does."""
+        self._listener: Listener | None = None
 
     @property
     def block_store(self) -> BlockStore:
@@ -180,6 +181,10 @@ class HostBackend(ABC):
 
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
+
+    def tell(self, listener: Listener | None) -> None:
+        """Of each prompt from the first step on: the scores of a pass have what its layers leave, and no more."""
+        self._listener = listener
 
     def add_head(
         self, companion: Companion, target: Checkpoint, taps: tuple[int, ...], network: Network | None = None
@@ -269,8 +274,12 @@ class HostBackend(ABC):
         if self._states is not None:
             self._states.end(step, drafts, sampled)
         drafted = {} if self.speculator is None else self._settle(self.speculator, sampled)
-        if self.companion_drafters and step.num_tokens:
-            self._last_pass = TargetPass(step, batch, drafts, scores)
+        if step.num_tokens and (self.companion_drafters or self._listener is not None):
+            done = TargetPass(step, batch, drafts, scores)
+            if self.companion_drafters:
+                self._last_pass = done
+            if self._listener is not None:
+                self._tell(self._listener, done)
         compute_s = time.perf_counter() - started_s
         return StepResult(
             step.step_id,
@@ -283,6 +292,14 @@ class HostBackend(ABC):
             drafting_s,
             frozenset(stuck),
         )
+
+    @staticmethod
+    def _tell(listener: Listener, done: TargetPass) -> None:
+        rows, layers = done.rows(), sorted(listener.layers)
+        for chunk in done.step.prefills:
+            own = rows[chunk.seq_id]
+            states = [done.scores.taps[layers.index(layer)][own.start : own.stop] for layer in listener.layers]
+            listener.heard(chunk.seq_id, chunk.start, states)
 
     def _pooled_result(self, pooler: Pooler, step: Step, started_s: float) -> StepResult:
         vectors, failed = self._vectors(pooler, step)

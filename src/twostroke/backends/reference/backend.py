@@ -61,10 +61,11 @@ class ReferenceBackend(HostBackend):
 
     def __init__(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> None:
         super().__init__(layout, settings.max_context, checkpoint.spec.vocab_size, checkpoint.pooling)
-        taps = all_taps(settings.companions)
+        taps = all_taps(settings.companions, settings.listener)
         self.model = ReferenceModel(checkpoint, layout.of_model(0), settings.max_context, taps, settings.join)
         if any(group.is_state for group in layout.of_model(0).groups):
             self.use_states(self.model.kv.states)
+        self.tell(settings.listener)
         for companion in settings.companions:
             if companion.head is not None:
                 self.add_head(companion, checkpoint, taps)
