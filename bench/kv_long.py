@@ -84,7 +84,10 @@ def exact(bench: Bench, num_keys: int) -> tuple[np.ndarray, float]:
 def check_facts(kind: str, options: argparse.Namespace) -> None:
     contexts = [int(context) for context in options.contexts.split(",")]
     config = EngineConfig(
-        backend=options.backend, max_context=max(contexts) + 16, speculate="off", kv=KVConfig(kind=kind, prefix_caching=False)
+        backend=options.backend,
+        max_context=max(contexts) + 16,
+        speculate="off",
+        kv=KVConfig(kind=kind, prefix_caching=False),
     )
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in options.texts)
     with LLM(options.model, config) as llm:

@@ -7,9 +7,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tests.models.tiny_checkpoints import make_tiny
 
 from bench.made_forms import MADE, PARTS, in_form, made
+from tests.models.tiny_checkpoints import make_tiny
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 

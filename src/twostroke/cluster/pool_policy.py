@@ -58,7 +58,8 @@ class PoolPolicy:
 
         self._kind: Any = Role(role).value
         self._bounds, self._rules, self._clock = Bounds(least, most), Rules(**dict(scaling or {})), clock
-        self._state = State({self._kind: PoolState(worked_s=clock())})  # its first replicas are given time to start
+        started: dict[Any, PoolState] = {self._kind: PoolState(worked_s=clock())}
+        self._state = State(started)  # its first replicas are given time to start
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """`context`: Ray's AutoscalingContext."""
