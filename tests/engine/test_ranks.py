@@ -116,6 +116,19 @@ def test_processes_answer_as_one_does_and_end_with_their_engine(
     assert not any(map(is_running, own)), "they had ended when it was closed"
 
 
+@pytest.mark.parametrize(("variant", "backend"), [("nemotron_h", "reference"), ("granite_hybrid", "cpu")])
+def test_processes_that_keep_a_part_of_each_state(variant: str, backend: str, tmp_path: Path) -> None:
+    folder, _ = make_tiny(variant, tmp_path)
+    found = []
+    for size in (1, 2):
+        assembly = built(folder, backend=backend, tensor_parallel=size, quantise="none", speculate="auto")
+        found.append(answers(assembly))
+        found.append(answers(assembly))  # from states that were kept
+        assert assembly.engine.scheduler.counts().prefix_hit_tokens > 0
+        assembly.engine.close()
+    assert found[0] == found[1] == found[2] == found[3]
+
+
 @on_linux
 def test_a_rank_that_is_killed_ends_the_engine_with_a_sentence(folder: Path) -> None:
     before = children()

@@ -12,8 +12,11 @@ from tests.backends.cpu.random_weights import random_tensor
 from tests.models.quantised.folders import FORMATS, make_quantised
 from tests.models.tiny_checkpoints import make_tiny, variants
 
+from twostroke.backends.cpu.supported import unsupported_shape
 from twostroke.backends.host.kept_weights import source_of
 from twostroke.core.errors import ModelError
+from twostroke.cost.config_shape import dimensions_from_config
+from twostroke.cost.known_shapes import KNOWN_SHAPES
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import DrawnPart, random_tensors
@@ -301,3 +304,13 @@ def test_models_that_give_vectors_are_refused() -> None:
     vectors = replace(checkpoint, spec=replace(checkpoint.spec, has_output=False, tied_embeddings=False))
     with pytest.raises(ModelError, match="a model that gives vectors is not shared by ranks"):
         parts_of(vectors, 2)
+
+
+@pytest.mark.parametrize("name", KNOWN_SHAPES)
+def test_known_models_can_be_shared_on_every_host(name: str) -> None:
+    """By two and four ranks, with the widths that the CPU backend asks for: a layer of each kind."""
+    spec = dimensions_from_config(KNOWN_SHAPES[name].config).spec
+    spec = replace(spec, layers=tuple(dict.fromkeys(spec.layers)))
+    checkpoint = Checkpoint(name, Path("nowhere"), spec, random_tensors(spec, WeightKind.Q8_0))
+    for size in (2, 4):
+        assert [unsupported_shape(part) for part in parts_of(checkpoint, size, 32)] == [None] * size

@@ -128,6 +128,17 @@ def test_value_heads_in_turns_and_uneven_ranks(key_heads: int, norm_groups: int)
     assert_alike(REFERENCE, checkpoint, (2, 3, 4), TOLERANCE, ANY_FORMATS)
 
 
+@pytest.mark.parametrize(("size", "key_heads"), [(2, 4), (4, 2)])
+def test_value_heads_in_turns_on_the_cpu(size: int, key_heads: int) -> None:
+    """In blocks, as files have them: what a rank has of the output projection is several runs of columns."""
+    attention = GroupedAttention(4, 2, 32, RopeSpec(1e4, 32))
+    delta = GatedDeltaNet(key_heads, 8, 32, 32, 4, tiled=True)
+    layers = (LayerSpec(delta, DenseMlp(128)), LayerSpec(attention, DenseMlp(128)))
+    spec = ModelSpec("made_up", VOCAB_SIZE, 64, 128, layers, 1e-3)
+    checkpoint = Checkpoint("made up", Path("made_up"), spec, random_tensors(spec, WeightKind.Q8_0))
+    assert_alike(CPU, checkpoint, (size,), QUANTISED_TOLERANCE, FormatWish(kv="f16"))
+
+
 @pytest.mark.parametrize(
     "variant",
     [
