@@ -112,8 +112,9 @@ class RouterReplica:
         self._child.check()
 
     def __del__(self) -> None:
-        if getattr(self, "_door", None) is not None:
-            self._door.close()
+        door: Door | None = getattr(self, "_door", None)
+        if door is not None:
+            door.close()
         if hasattr(self, "_child"):
             self._child.end()
 

@@ -161,9 +161,9 @@ class ServerSettings:
     reasoning_parser: str = text(
         "auto",
         ANSWERS,
-        "think: split <think>...</think> from answers; think-answer, think-response: so, and take <answer> or <response> "
-        "off what follows; mistral: [THINK]; seed: <seed:think>; granite: Granite 3.2's sentences; channel: Gemma 4's "
-        "thoughts; harmony: gpt-oss's channels; none; auto: as the model knows it.",
+        "think: split <think>...</think> from answers; think-answer, think-response: so, and take <answer> or "
+        "<response> off what follows; mistral: [THINK]; seed: <seed:think>; granite: Granite 3.2's sentences; channel: "
+        "Gemma 4's thoughts; harmony: gpt-oss's channels; none; auto: as the model knows it.",
     )
     page: str | None = choice(
         None,
