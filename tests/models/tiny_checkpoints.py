@@ -510,6 +510,9 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
         **{"num_local_experts": 0, "position_embedding_type": "rope", "mamba_n_groups": 1, **settings}
     ),
     "nemotron_h": _nemotron_h,
+    "nemotron_h_latent": lambda **settings: _nemotron_h(
+        **{"moe_latent_size": 32, "moe_intermediate_size": 96, **settings}
+    ),
     "smollm3": _smollm3,
     "olmo2": _olmo2,
     "olmo3": _olmo3,

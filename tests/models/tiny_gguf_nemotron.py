@@ -53,6 +53,8 @@ def nemotron_keys(config: Any) -> dict[str, Any]:
     }
     if not _has_experts(config):
         return keys | dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_forward_length"))
+    if config.moe_latent_size is not None:
+        keys["moe_latent_size"] = config.moe_latent_size
     return keys | {
         "expert_count": config.n_routed_experts,
         "expert_used_count": config.num_experts_per_tok,

@@ -86,7 +86,7 @@ class Dimensions:
                 met_by_all |= layer.dense.tensor_shapes(hidden)
             if (moe := layer.moe) is not None:
                 met_by_all |= moe.router_shapes(hidden)
-                for name, shape in moe.expert.tensor_shapes(hidden).items():
+                for name, shape in moe.expert.tensor_shapes(moe.expert_hidden(hidden)).items():
                     counts[f"expert {name}", shape, Part.EXPERT] += count * moe.num_experts
             for name, shape in met_by_all.items():
                 counts[name.replace("shared.", "shared expert "), shape, Part.LAYER] += count

@@ -149,6 +149,16 @@ _NEMOTRON_3_NANO: dict[str, Any] = {
     "moe_shared_expert_intermediate_size": 3712,
     "max_position_embeddings": 262_144,
 }
+_NEMOTRON_3_SUPER: dict[str, Any] = {
+    **_NEMOTRON_3_NANO,
+    "hybrid_override_pattern": "MEMEMEM*" + "EMEMEMEM*" * 2 + "EMEMEMEMEM*" * 4 + "EMEMEMEM*EMEMEMEME",
+    "mamba_num_heads": 128,
+    "n_routed_experts": 512,
+    "num_experts_per_tok": 22,
+    "moe_intermediate_size": 2688,
+    "moe_shared_expert_intermediate_size": 5376,
+    "moe_latent_size": 1024,
+}
 
 KNOWN_SHAPES: dict[str, KnownShape] = {
     "SmolLM2-135M": KnownShape(_config("llama", 576, 1536, 30, 9, 3, **_SMOLLM2)),
@@ -212,6 +222,9 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
         _config("granitemoehybrid", 1536, 512, 40, 12, 4, 100_352, **_TIED, **_GRANITE_4_TINY)
     ),
     "Nemotron-3-Nano-30B-A3B": KnownShape(_config("nemotron_h", 2688, 1856, 52, 32, 2, 131_072, **_NEMOTRON_3_NANO)),
+    "Nemotron-3-Super-120B-A12B": KnownShape(
+        _config("nemotron_h", 4096, 2688, 88, 32, 2, 131_072, **_NEMOTRON_3_SUPER)
+    ),
 }
 
 _ALIASES = {"llama-3-8b": "Llama-3.1-8B", "llama-3-70b": "Llama-3.1-70B", "deepseek-r1": "DeepSeek-V3"}

@@ -101,6 +101,9 @@ class MoeSpec:
     """Whether the experts have gates."""
     squared_relu: bool = False
     """Of the experts, in place of the activation."""
+    latent_size: int | None = None
+    """Nemotron 3 Super: experts read and give this many numbers. One matrix brings a token's there, another what its
+    experts gave back. Router and `shared` read the token's own."""
     held: tuple[int, int] | None = None
     """Of a rank that holds some of the experts (`models/shard.py`): the first, and the one behind the last; None: it
     holds all."""
@@ -122,6 +125,10 @@ class MoeSpec:
             squared_relu=self.squared_relu,
         )
 
+    def expert_hidden(self, hidden: int) -> int:
+        """How many numbers an expert reads and gives."""
+        return hidden if self.latent_size is None else self.latent_size
+
     def router_shapes(self, hidden: int) -> Shapes:
         """All that a token meets whichever experts it is sent to."""
         shapes: Shapes = {"router": (self.num_experts, hidden)}
@@ -133,6 +140,8 @@ class MoeSpec:
             shapes |= self.shared.tensor_shapes(hidden, "shared.")
         if self.shared_gate:
             shapes["shared.router"] = (1, hidden)
+        if self.latent_size is not None:
+            shapes |= {"latent_down": (self.latent_size, hidden), "latent_up": (hidden, self.latent_size)}
         if self.has_own_norms:
             names = ("router_norm", "experts_norm", "post_experts_norm", "post_shared_norm")
             shapes |= dict.fromkeys(names, (hidden,)) | {"expert_scale": (self.num_experts,)}
@@ -141,7 +150,7 @@ class MoeSpec:
     def tensor_shapes(self, hidden: int) -> Shapes:
         shapes = self.router_shapes(hidden)
         for expert in self.held_experts:
-            shapes |= self.expert.tensor_shapes(hidden, expert_name(expert, ""))
+            shapes |= self.expert.tensor_shapes(self.expert_hidden(hidden), expert_name(expert, ""))
         return shapes
 
 

@@ -28,7 +28,7 @@ from twostroke.models.loading import load_checkpoint
 BLOCK_SIZE = 16
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, 53)]
 SETTINGS = BackendSettings(max_context=ORIGINAL_CONTEXT, max_tokens_per_step=64, threads=2)
-VARIANTS = [*dense_variants(), "ministral3", "lfm2", "smollm3", "olmo2", "olmo3", "hunyuan_dense"]
+VARIANTS = [*dense_variants(), "ministral3", "lfm2", "smollm3", "olmo2", "olmo3", "exaone4", "hunyuan_dense"]
 USUAL = {"ministral3": 5e-4, "smollm3": 6e-4}
 """Of these ones' sharp scores, a key that rounds the other way changes more; the same is seen without growth."""
 PIECES = [[53], [5, 16, 1, 23, 8], [20, 11], [1]]

@@ -20,7 +20,7 @@ from twostroke.core.step import PrefillChunk, Step
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
-VARIANTS = ("gemma4", "gemma4_large", "gemma4_moe")
+VARIANTS = ("gemma4", "gemma4_large", "gemma4_moe", "gemma4_unified")
 
 __all__ = ("half_precision_kv",)
 

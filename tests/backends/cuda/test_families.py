@@ -33,6 +33,12 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "gemma4_moe": {"num_experts": 4, "top_k_experts": 2},
     "nemotron_h": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "nemotron_h_latent": {
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "ernie4_5_moe": {"num_hidden_layers": 2, "moe_num_experts": 4, "moe_k": 2},
 }
 """Of the default tests: sizes that the interpreter is done with soon."""
 LONGER = (
@@ -41,7 +47,7 @@ LONGER = (
     *("lfm2_moe", "qwen3_next", "qwen3_next_mixed", "qwen3_5_moe", "granite_hybrid", "granite_hybrid_dense"),
     *("smollm3", "lfm2", "qwen3_5"),
     *("olmo2", "olmo3", "exaone4", "olmoe", "minimax_m2", "hunyuan_dense", "hunyuan_moe"),
-    *("nemotron_h", "gemma4", "gemma4_large", "gemma4_moe", "gemma4_unified"),
+    *("nemotron_h", "nemotron_h_latent", "ernie4_5_moe", "gemma4", "gemma4_large", "gemma4_moe", "gemma4_unified"),
 )
 
 

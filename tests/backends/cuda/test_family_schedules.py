@@ -54,6 +54,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "gemma4": {"num_hidden_layers": 4, "layer_types": SLIDING_AND_FULL, "num_kv_shared_layers": 2},
     "gemma4_moe": {"num_experts": 4, "top_k_experts": 2},
     "nemotron_h": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "nemotron_h_latent": {"n_routed_experts": 4, "num_experts_per_tok": 2},
 }
 """What is changed of a variant, so that interpreted kernels have less to do."""
 MANY = 200

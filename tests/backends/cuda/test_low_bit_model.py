@@ -83,6 +83,7 @@ def in_16_bits(checkpoint: Checkpoint) -> Checkpoint:
                 ("int4", "llama_bias"),
                 ("fp8", "nemotron_h"),
                 ("int4", "nemotron_h"),
+                ("int4", "nemotron_h_latent"),
                 ("int4", "gemma4"),
                 ("fp8", "gemma4_moe"),
                 ("fp8", "olmoe"),

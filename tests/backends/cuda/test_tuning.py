@@ -106,6 +106,25 @@ def test_what_is_wrong_is_never_chosen(spec: ModelSpec, device: str, monkeypatch
     assert line.kernel == "cublas" and tuner.faults and "error" in tuner.faults[0]
 
 
+@pytest.mark.parametrize("role", ["activated", "join", "plain"])
+def test_experts_without_gates_that_read_fewer_numbers(
+    role: str, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`products_of` has them ahead of the shared expert's, and of what brings tokens to them."""
+    kinds = ["linear_attention", "full_attention", "moe"]
+    folder, _ = make_tiny("nemotron_h_latent", tmp_path, layers_block_type=kinds, n_routed_experts=4)
+    spec = load_checkpoint(folder).spec
+    for product in products_of(spec):
+        if product.role == role:
+            pool = Pool(spec, products_of(spec), 4, F32, torch.device(device))
+            now = Choices(table_of({"plain": (TableLine(1, NO_END, "cublas"),)}), pool.card)
+            tuner = Tuner(spec, product, pool, now, Choices(Table("so far", {}), pool.card))
+            monkeypatch.setattr(tuning, "graph_us", lambda case, trials, replays: [1.0 for _ in trials])
+            each = spec.moe.experts_per_token if spec.moe is not None and product.experts else 1
+            assert tuner.measure((each, 4 * each), AN_HOUR)["plain"]
+            assert not tuner.faults, product
+
+
 @pytest.mark.parametrize("role", ["gated", "join"])
 def test_experts_are_measured_in_their_block(
     role: str, moe_spec: ModelSpec, device: str, monkeypatch: pytest.MonkeyPatch

@@ -87,10 +87,16 @@ GGUF_VARIANTS = (
     "exaone4",
     "glm4",
     "nemotron_h",
+    "nemotron_h_latent",
     "hunyuan_dense",
     "hunyuan_moe",
 )
 _MISTRAL_ROPE = {**SHARP_ROPE, "mscale": 1.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+# Files have experts or MLPs, and say nothing of the shortest step.
+_NEMOTRON_FILE = {
+    "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention", "moe"],
+    "time_step_min": 1e-9,
+}
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit, groups of Granite's heads.
 GGUF_CHANGES: dict[str, dict[str, Any]] = {
@@ -103,11 +109,8 @@ GGUF_CHANGES: dict[str, dict[str, Any]] = {
     "mistral4": {"rope_parameters": {**_MISTRAL_ROPE, "llama_4_scaling_beta": 0.0}},
     "gpt_oss": {"swiglu_limit": 7.0},
     "granite_hybrid": {"mamba_n_groups": 1},
-    # Files have experts or MLPs, and say nothing of the shortest step.
-    "nemotron_h": {
-        "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention", "moe"],
-        "time_step_min": 1e-9,
-    },
+    "nemotron_h": _NEMOTRON_FILE,
+    "nemotron_h_latent": _NEMOTRON_FILE,
 }
 
 
@@ -185,13 +188,23 @@ def test_nemotron_of_mlps_as_gguf(tmp_path: Path) -> None:
     assert_close(reference_logits(checkpoint, tokens(), [30, 10]), transformers_logits(model, tokens()))
 
 
+def test_nemotron_files_count_layers_that_draft(tmp_path: Path) -> None:
+    """Layer by layer, whatever they are."""
+    _, model = make_tiny("nemotron_h", tmp_path / "folder", **_NEMOTRON_FILE)
+    plain = load_checkpoint(write_gguf(model, tmp_path / "plain.gguf")).spec
+    more = {"block_count": 6, "nextn_predict_layers": 1, "feed_forward_length": [0, 0, 32, 0, 32, 32]}
+    more["attention.head_count_kv"] = [0, 2, 0, 0, 0, 2]
+    extra = {"blk.5.nextn.enorm.weight": np.ones(plain.hidden_size, np.float32)}
+    assert load_checkpoint(write_gguf(model, tmp_path / "more.gguf", extra=extra, **more)).spec == plain
+
+
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
         ({"feed_forward_length": [0] * 5}, "must hold the width of an MLP, or 0, for each of 5 layers"),
         ({"feed_forward_length": 96}, "must be a list of integers"),
         ({"feed_forward_length": [0, 96, 96, 0, 96]}, "gives layer 2 an MLP, and it attends"),
-        ({"moe_latent_size": 32}, "moe_latent_size is 32, which is not supported"),
+        ({"nextn_predict_layers": 5}, "nextn_predict_layers must be an integer from 0 to 4"),
         ({"ssm.group_count": 3}, "the 8 heads are not a multiple of it"),
     ],
 )

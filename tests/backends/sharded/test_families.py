@@ -36,7 +36,7 @@ MAX_CONTEXT = 64
 NUM_TOKENS, NUM_MORE = 29, 6
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS)]
 FEW = ("llama_tied", "llama_bias", "gemma3", "qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "deepseek_v3")
-FEW += ("gemma4_moe", "olmo2", "qwen3_5", "granite_hybrid", "nemotron_h", "lfm2")
+FEW += ("gemma4_moe", "olmo2", "qwen3_5", "granite_hybrid", "nemotron_h", "nemotron_h_latent", "lfm2")
 """Of what the CPU has, each kind of weight, norm and state once: the others are slow, as their code is compiled."""
 # Widths that ranks can share in tiles of 32: heads, and columns of an MLP.
 _WIDER_KEYS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}

@@ -174,6 +174,24 @@ NEMOTRON_3_NANO = {
     "use_conv_bias": True,
     "vocab_size": 131072,
 }
+NEMOTRON_3_SUPER = {
+    **NEMOTRON_3_NANO,
+    "hidden_size": 4096,
+    "hybrid_override_pattern": (
+        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+    ),
+    "intermediate_size": 2688,
+    "mamba_num_heads": 128,
+    "moe_intermediate_size": 2688,
+    "moe_latent_size": 1024,
+    "moe_shared_expert_intermediate_size": 5376,
+    "mtp_hybrid_override_pattern": "*E",
+    "n_routed_experts": 512,
+    "num_experts_per_tok": 22,
+    "num_hidden_layers": 88,
+    "num_nextn_predict_layers": 1,
+    "routed_scaling_factor": 5.0,
+}
 NEMOTRON_H_8B = {
     **NEMOTRON_3_NANO,
     "hidden_size": 4096,
@@ -184,7 +202,7 @@ NEMOTRON_H_8B = {
 }
 
 
-# What their makers say of them, in billions; Qwen3-Next's without the layer that drafts.
+# What their makers say of them, in billions; without layers that draft. Nemotron 3 Super's say 120.6, cut off.
 @pytest.mark.parametrize(
     ("config", "billions"),
     [
@@ -193,6 +211,7 @@ NEMOTRON_H_8B = {
         (QWEN3_NEXT_80B_A3B, 79.674),
         (GRANITE_4_H_TINY, 6.939),
         (NEMOTRON_3_NANO, 31.578),
+        (NEMOTRON_3_SUPER, 120.669),
         (NEMOTRON_H_8B, 8.101),
     ],
 )
@@ -209,6 +228,7 @@ def test_layers() -> None:
     assert kinds(spec_of(QWEN3_NEXT_80B_A3B)) == {"GatedDeltaNet": 36, "GroupedAttention": 12}
     assert kinds(spec_of(GRANITE_4_H_TINY)) == {"Mamba2": 36, "GroupedAttention": 4}
     assert kinds(spec_of(NEMOTRON_3_NANO)) == {"Mamba2": 23, "GroupedAttention": 6, "NoneType": 23}
+    assert kinds(spec_of(NEMOTRON_3_SUPER)) == {"Mamba2": 40, "GroupedAttention": 8, "NoneType": 40}
     assert kinds(spec_of(NEMOTRON_H_8B)) == {"Mamba2": 24, "GroupedAttention": 4, "NoneType": 24}
 
 
@@ -229,6 +249,11 @@ def test_what_each_has_of_its_own() -> None:
     assert nemotron.layers[0].attention == Mamba2(64, 64, 128, 8, 4, norm_groups=8, shortest_step=0.001)
     assert nemotron.moe is not None and not nemotron.moe.is_gated
     assert nemotron.moe.shared == DenseMlp(3712, is_gated=False, squared_relu=True)
+    assert nemotron.moe.latent_size is None
+    shapes = spec_of(NEMOTRON_3_SUPER).tensor_shapes()
+    assert shapes["layers.1.latent_down"] == (1024, 4096) and shapes["layers.1.latent_up"] == (4096, 1024)
+    assert shapes["layers.1.experts.511.up"] == (2688, 1024) and shapes["layers.1.experts.511.down"] == (1024, 2688)
+    assert shapes["layers.1.router"] == (512, 4096) and shapes["layers.1.shared.up"] == (5376, 4096)
 
 
 def test_numbers_that_a_sequence_keeps() -> None:
@@ -294,7 +319,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFFile]:
         ("nemotron_h", "layers_block_type", []),
         ("nemotron_h", "n_groups", 3),
         ("nemotron_h", "mlp_hidden_act", "silu"),
-        ("nemotron_h", "moe_latent_size", 32),
+        ("nemotron_h", "moe_latent_size", -32),
         ("nemotron_h", "n_routed_experts", 0),
         ("nemotron_h", "sliding_window", 16),
     ],

@@ -72,6 +72,14 @@ class ExpertNorms:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatentPair:
+    """Nemotron 3 Super: what brings a row to the numbers that experts read, and back what they found."""
+
+    down: Projection
+    up: Projection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerExperts:
     router: Projection  # hidden to experts, with its bias
     experts: tuple[Expert, ...]
@@ -80,6 +88,8 @@ class LayerExperts:
     scales: Floats | None = None
     """What an expert's share is multiplied by besides."""
     norms: ExpertNorms | None = None
+    latent: LatentPair | None = None
+    """None: experts read and give as many numbers as a row has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +109,8 @@ class ExpertRunner:
     def __init__(
         self, moe: MoeSpec, layers: Sequence[LayerExperts], hidden: int, max_rows: int, code: NativeCode
     ) -> None:
-        """`max_rows`: of a step. An expert's rows lie apart from the next one's by as many as products may write
-        beyond theirs."""
+        """`hidden`: how many numbers experts read and give. `max_rows`: of a step. An expert's rows lie apart from the
+        next one's by as many as products may write beyond theirs."""
         self._moe, self._hidden, self._code = moe, hidden, code
         held, choices = len(moe.held_experts), max_rows * moe.experts_per_token
         rows = choices + min(moe.num_experts, choices) * MOST_LACKING_ROWS

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 
 from twostroke.backends.cpu.arguments import ActivationField, GatedField, NormField, ShareField, Wait, float_bits
-from twostroke.backends.cpu.experts import ExpertNorms, ExpertRunner, LayerExperts
+from twostroke.backends.cpu.experts import ExpertNorms, ExpertRunner, LatentPair, LayerExperts
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.rank_norm_program import Break, RankNormOperations
@@ -25,12 +25,15 @@ class MlpOperations(RankNormOperations):
     _activation: str
     _normed: Operand
     _gated: Mapping[int, Operand]
-    """By width: of rows of one width, a thread's lie at their places in every layer."""
+    """What goes into the last product of a block, by width: of rows of one width, a thread's lie at their places in
+    every layer."""
     _inner: Floats
     _experts: ExpertRunner | None
     _expert_layers: int
     _routed: Operand
     """The rows that go to experts, normed; of one layer."""
+    _latent_rows: Floats
+    """Of rows whose experts read fewer numbers than a row has: first those, then what the experts found."""
     _shared_output: Floats
     """What an MLP beside experts found, before its share of it is taken, or before it is normed."""
 
@@ -48,15 +51,23 @@ class MlpOperations(RankNormOperations):
             self._add_experts_beside(layer, own, own.norms, factor)
             return
         assert self._experts is not None
-        forms = forms_read(own.router) | {"floats": True}  # what experts are sent is made from floats
+        readers = [own.router] if own.latent is None else [own.router, own.latent.down]
+        forms = {form: any(forms_read(reader)[form] for reader in readers) for form in forms_read(own.router)}
+        forms["floats"] = True  # what experts are sent is made from floats
         fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
         self.tape.add("prepare" if layer.mlp_norm is None else "norm", fields | self._routed.fields(**forms))
+        if own.latent is not None:
+            self._add_projection(own.latent.down, self._routed, self._latent_rows, wait=Wait.NEVER)
         self._add_projection(own.router, self._routed, self._experts.router_logits, wait=Wait.ALWAYS)
         is_direct = layer.post_mlp_norm is None and not self._joins
         target = self._rows.hidden if is_direct else self.block_output
         if layer.shared is not None:
             self._add_shared_expert(layer.shared, layer.mlp_norm, target, adds=is_direct)
-        self._add_met_experts(own, target, adds=is_direct or layer.shared is not None)
+        adds = is_direct or layer.shared is not None
+        if own.latent is None:
+            self._add_met_experts(own, self._routed.floats, target, adds=adds)
+        else:
+            self._add_latent_experts(own, own.latent, target, adds=adds)
         if not is_direct:
             self._add_found(layer.post_mlp_norm, factor)
 
@@ -75,14 +86,21 @@ class MlpOperations(RankNormOperations):
         self._add_projection(own.router, self._normed, self._experts.router_logits, wait=Wait.ALWAYS)
         fields = self._norm_fields(self._rows.hidden, norms.experts)
         self.tape.add("norm", fields | self._routed.fields(floats=True, quantised=False))
-        self._add_met_experts(own, self.block_output, adds=False)
+        self._add_met_experts(own, self._routed.floats, self.block_output, adds=False)
         self._add_break(adds=False)
         self._add_norm_columns(found, norms.after_experts, eps, target=total, accumulate=True)
         self._add_norm_add(self._shared_output, layer.post_mlp_norm, factor)
 
-    def _add_met_experts(self, own: LayerExperts, target: Floats, *, adds: bool) -> None:
+    def _add_latent_experts(self, own: LayerExperts, latent: LatentPair, target: Floats, *, adds: bool) -> None:
+        """All have read their rows by the time that what they found is written there."""
+        found = self._gated[latent.up.depth]
+        self._add_met_experts(own, self._latent_rows, self._latent_rows, adds=False)
+        fields = self._norm_fields(self._latent_rows, None)
+        self._add_row_operation("prepare", fields, found, latent.up)
+        self._add_projection(latent.up, found, target, accumulate=adds)
+
+    def _add_met_experts(self, own: LayerExperts, normed: Floats, target: Floats, *, adds: bool) -> None:
         assert self._experts is not None
-        normed = self._routed.floats
         self._experts.add(self.tape, self._expert_layers, own, self._rows.count, normed, target, adds)
         self._expert_layers += 1
 

@@ -93,6 +93,8 @@ class Program(LayerInputOperations):
         self._routed = Operand(max_tokens if self._experts else 0, spec.hidden_size)
         is_apart = spec.moe is not None and (spec.moe.shared_gate or spec.moe.has_own_norms)
         self._shared_output = float_zeros(rows if is_apart else 0, spec.hidden_size)
+        latent_size = 0 if spec.moe is None else spec.moe.latent_size or 0
+        self._latent_rows = float_zeros(rows if latent_size else 0, latent_size)
         self.breaks: list[Break] = []
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
         narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
@@ -140,7 +142,7 @@ class Program(LayerInputOperations):
         moe, layers = self._spec.moe, [layer.experts for layer in weights.layers if layer.experts is not None]
         if moe is None or not layers:
             return None
-        return ExpertRunner(moe, layers, self._spec.hidden_size, self.max_tokens, code)
+        return ExpertRunner(moe, layers, moe.expert_hidden(self._spec.hidden_size), self.max_tokens, code)
 
     def _segments(self) -> list[Record]:
         bounds = [0, *(stop.place for stop in self.breaks), len(self.entries)]

@@ -75,6 +75,7 @@ def mlp_widths(spec: ModelSpec) -> dict[str, set[int]]:
     return {
         "intermediate size": {mlp.intermediate_size for mlp in mlps if isinstance(mlp, DenseMlp)},
         "experts' intermediate size": {moe.expert_intermediate_size for moe in moes},
+        "numbers that experts read": {moe.latent_size for moe in moes if moe.latent_size is not None},
         "shared expert's intermediate size": {moe.shared.intermediate_size for moe in moes if moe.shared is not None},
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
-from twostroke.backends.cpu.experts import Expert, ExpertNorms, LayerExperts
+from twostroke.backends.cpu.experts import Expert, ExpertNorms, LatentPair, LayerExperts
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.latent_weights import LatentWeights, is_plain, latent_matrices
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
@@ -309,7 +309,13 @@ class _Layout:
         parts = [(into.parts[0], out.parts[0]) for into, out in pairs]
         experts = tuple(Expert(into.matrix, out.matrix, into.bias, out.bias) for into, out in parts)
         correction, scales = (self._vector(layer_name(index, part)) for part in ("router_correction", "expert_scale"))
-        return LayerExperts(router, experts, correction, scales, self._expert_norms(index))
+        return LayerExperts(router, experts, correction, scales, self._expert_norms(index), self._latent_pair(index))
+
+    def _latent_pair(self, index: int) -> LatentPair | None:
+        moe = self._spec.layers[index].moe
+        if moe is None or moe.latent_size is None:
+            return None
+        return LatentPair(*(self._projection([layer_name(index, f"latent_{part}")]) for part in ("down", "up")))
 
     def _expert_norms(self, index: int) -> ExpertNorms | None:
         moe = self._spec.layers[index].moe

@@ -54,9 +54,13 @@ def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
     if (own := layer.layer_input) is not None:
         found.append(matrix("input_gate", Product("plain", own.width, hidden), ("input_gate",)))
         found.append(matrix("input_join", Product("sandwich", hidden, own.width), ("input_projection",)))
-    if (mlp := layer.mlp) is not None:
-        one, experts = (mlp, 0) if isinstance(mlp, DenseMlp) else (mlp.expert, mlp.num_experts)
-        found += _mlp_matrices(index, one, experts, hidden, joins)
+    if isinstance(mlp := layer.mlp, DenseMlp):
+        found += _mlp_matrices(index, mlp, 0, hidden, joins)
+    elif mlp is not None:
+        found += _mlp_matrices(index, mlp.expert, mlp.num_experts, mlp.expert_hidden(hidden), joins)
+    if isinstance(mlp, MoeSpec) and mlp.latent_size is not None:
+        found.append(matrix("latent_down", Product("plain", mlp.latent_size, hidden), ("latent_down",)))
+        found.append(matrix("latent_up", Product(joins, hidden, mlp.latent_size), ("latent_up",)))
     if isinstance(mlp, MoeSpec) and mlp.shared is not None:
         joins = "plain" if mlp.has_own_norms else joins
         found += _mlp_matrices(index, mlp.shared, 0, hidden, joins, "shared.")

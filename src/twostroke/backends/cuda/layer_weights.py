@@ -13,7 +13,7 @@ from twostroke.backends.cuda.latent import LatentWeights
 from twostroke.backends.cuda.layer_inputs import InputWeights, JoinWeights
 from twostroke.backends.cuda.layer_matrices import inputs_of, layer_matrices
 from twostroke.backends.cuda.matrix import Matrix
-from twostroke.backends.cuda.moe import ExpertNorms, MoeWeights, SharedWeights
+from twostroke.backends.cuda.moe import ExpertNorms, LatentPair, MoeWeights, SharedWeights
 from twostroke.backends.cuda.recurrent_rules import RecurrentWeights
 from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, MoeSpec, Recurrent, layer_name
 
@@ -174,16 +174,18 @@ def _mix(layer: _Layer, matrices: dict[str, Matrix]) -> MixWeights:
 
 
 def _experts(moe: MoeSpec, layer: _Layer, matrices: dict[str, Matrix]) -> MoeWeights:
-    shared, norms = None, None
+    shared, norms, latent = None, None, None
     if moe.shared is not None:
         shared = SharedWeights(matrices["shared_gate_up"], matrices["shared_down"], layer.given("shared.router"))
     if moe.has_own_norms:
         names = ("router_norm", "experts_norm", "post_experts_norm", "post_shared_norm")
         norms = ExpertNorms(*(layer.place(name) for name in names))
+    if moe.latent_size is not None:
+        latent = LatentPair(matrices["latent_down"], matrices["latent_up"])
     of_router = ("router_bias", "router_correction", "expert_scale")
     bias, correction, scales = (layer.given(name, torch.float32) for name in of_router)
     router, gate_up, down = layer.place("router"), matrices["gate_up"], matrices["down"]
-    return MoeWeights(router, gate_up, down, bias, correction, shared, norms, scales)
+    return MoeWeights(router, gate_up, down, bias, correction, shared, norms, scales, latent)
 
 
 def place_weights(loader: WeightLoader, spec: ModelSpec) -> Places | None:

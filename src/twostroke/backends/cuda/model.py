@@ -17,6 +17,7 @@ from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.state_items import Lengths
 from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.latent_experts import mix_latent_experts, prepare_latent_experts
 from twostroke.backends.cuda.layer_inputs import InputPath
 from twostroke.backends.cuda.layer_weights import LayerWeights, MixWeights
 from twostroke.backends.cuda.matrix import Matrix
@@ -119,7 +120,11 @@ class Decoder:
                 products.join(mixed, mix.o, self._stream(rows), layer.post_mlp_norm, layer.mlp_norm)
         if layer.input is not None and self._inputs is not None:
             self._inputs.prepare(layer.input, len(buffers.residual))
-        mlp = layer.mlp.shared if isinstance(layer.mlp, MoeWeights) else layer.mlp
+        mlp, scratch = layer.mlp, buffers.experts
+        if isinstance(mlp, MoeWeights):
+            if mlp.latent is not None and scratch is not None:
+                prepare_latent_experts(mlp.latent, scratch, products, self._stream, layer.mlp_norm)
+            mlp = mlp.shared
         if mlp is not None:
             width = mlp.gate_up.product.outputs
             for rows in each(mlp.gate_up):
@@ -298,8 +303,14 @@ class Decoder:
         experts, scratch, residual = self._experts[index], self._buffers.experts, stream.residual
         assert experts is not None and scratch is not None
         normed = self._products.normed(stream, layer.mlp_norm)
-        if isinstance(layer.mlp, MoeWeights) and layer.mlp.shared is not None:
-            self._add_shared(layer, layer.mlp.shared, stream, normed)
+        latent = None
+        if isinstance(layer.mlp, MoeWeights):
+            latent = layer.mlp.latent
+            if layer.mlp.shared is not None:
+                self._add_shared(layer, layer.mlp.shared, stream, normed)
+        if latent is not None:
+            mix_latent_experts(experts, latent, scratch, self._products, stream, normed, next_norm)
+            return
         following = None if next_norm is None else NextNorm(next_norm, normed, self._spec.norm_eps)
         experts.forward(normed, residual, scratch, residual=residual, next_norm=following)
         stream.normed_by = next_norm

@@ -35,7 +35,7 @@ from twostroke.models.spec import (
 
 ELEMENT_BYTES = 2
 """Of a weight in the type that is computed in."""
-MLP_KINDS = ("gate_up", "down", "shared_gate_up", "shared_down")
+MLP_KINDS = ("gate_up", "down", "shared_gate_up", "shared_down", "latent_down", "latent_up")
 WHOLE_UNITS = (1, UNIT_ROWS, 32 * LOW_BIT_DEPTH)
 """A matrix that is compared in: without padding."""
 MOST_OF_ROWS = 1.15

@@ -46,20 +46,30 @@ class ExpertNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentPair:
+    """Of experts that read and give fewer numbers than a token has: what brings tokens there, and results back."""
+
+    down: Matrix  # [latent, hidden]
+    up: Matrix  # [hidden, latent]
+
+
+@dataclass(frozen=True, slots=True)
 class MoeWeights:
     router: torch.Tensor  # [experts, hidden]
-    gate_up: Matrix  # [experts, 2 * intermediate, hidden]: gate, then up
+    gate_up: Matrix  # [experts, 2 * intermediate, hidden]: gate, then up; or latent in place of hidden, here and below
     down: Matrix  # [experts, hidden, intermediate]
     router_bias: torch.Tensor | None = None  # float32 [experts]
     router_correction: torch.Tensor | None = None  # float32 [experts]
     shared: SharedWeights | None = None
     norms: ExpertNorms | None = None
     scales: torch.Tensor | None = None  # float32 [experts]
+    latent: LatentPair | None = None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        own = self.gate_up, self.down
-        return own if self.shared is None else (*own, self.shared.gate_up, self.shared.down)
+        latent = () if self.latent is None else (self.latent.down, self.latent.up)
+        shared = () if self.shared is None else (self.shared.gate_up, self.shared.down)
+        return self.gate_up, self.down, *latent, *shared
 
 
 class MoeScratch:
@@ -89,7 +99,11 @@ class MoeScratch:
         self.chosen = integers(max_tokens, top_k)
         self.activations = torch.zeros(pairs, moe.expert_intermediate_size, dtype=dtype, device=device)
         # A few tokens never need these: their experts are summed where they are computed.
-        self.expert_outputs = torch.zeros(pairs, hidden_size, dtype=dtype, device=device)
+        width = moe.expert_hidden(hidden_size)
+        self.expert_outputs = torch.zeros(pairs, width, dtype=dtype, device=device)
+        # Of tokens whose experts read fewer numbers: those, and what the experts found.
+        latent = (2, 0 if moe.latent_size is None else max_tokens, width)
+        self.latent_rows, self.latent_found = torch.zeros(latent, dtype=dtype, device=device)
         self.unpacked = torch.zeros(unpacked_weights, dtype=dtype, device=device)
         # What a router of its own norm reads, and then what the experts give, which no stream takes as it is.
         self.beside = torch.zeros(max_tokens if moe.has_own_norms else 0, hidden_size, dtype=dtype, device=device)
@@ -116,9 +130,9 @@ class MoeBlock:
         next_norm: NextNorm | None = None,
         for_router: torch.Tensor | None = None,
     ) -> None:
-        """x [num_tokens, hidden], normed -> out [num_tokens, hidden], on top of `residual` if there is one, which may
-        be `out` itself; `x` may not, but `next_norm` may be written to it. `for_router`: what the router reads, and not
-        `x`; it may be `out`. All contiguous."""
+        """x [num_tokens, what experts read], normed -> out, of the same shape, on top of `residual` if there is one,
+        which may be `out` itself; `x` may not, but `next_norm` may be written to it. `for_router`: what the router
+        reads, and not `x`; it may be `out`. All contiguous."""
         for_router = x if for_router is None else for_router
         num_tokens, moe, weights = len(x), self._moe, self._weights
         num_pairs = num_tokens * moe.experts_per_token

@@ -15,14 +15,14 @@ from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import Code, can_pack
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.layer_matrices import activation_in, products_of
+from twostroke.backends.cuda.layer_matrices import activation_in, alone_in, products_of
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
 from twostroke.backends.cuda.stored_codes import all_held_in
 from twostroke.backends.cuda.tuned_table import Choices, Table, TableLine
 from twostroke.backends.host.routing import route
-from twostroke.models.spec import DenseMlp, ModelSpec
+from twostroke.models.spec import Alone, DenseMlp, ModelSpec
 
 MOST_LOGITS = 256
 """Rows of the head: as many as decode has."""
@@ -92,7 +92,9 @@ class Case:
         if matrix.bias is not None:
             found += matrix.bias
         if self.product.is_gated:
-            found = _gated(DenseMlp(0, activation_in(self.spec)), found)
+            found = _inner(DenseMlp(0, activation_in(self.spec)), found)
+        elif self.product.role == "activated":
+            found = _alone(alone_in(self.spec), found)
         if self.product.role == "sandwich":
             found = functional.rms_norm(found, found.shape[1:], eps=self.spec.norm_eps)
         return found
@@ -108,7 +110,7 @@ class ExpertsCase(Case):
         self.matrices, self.card, self.stream = pool.matrices(product), pool.card, pool.stream
         (other,) = (each for each in products_of(spec) if each.experts and each != product)
         self._other = pool.matrices(other)[0]
-        self.x = pool.rows(spec.hidden_size)[: rows // spec.moe.experts_per_token]
+        self.x = pool.rows(spec.moe.expert_hidden(spec.hidden_size))[: rows // spec.moe.experts_per_token]
         self.out = pool.outputs[: self.x.numel()].view_as(self.x)
         self._router, self._scratch = pool.experts()
         zeros, own = torch.zeros(spec.moe.num_experts, device=pool.device), spec.moe
@@ -123,7 +125,7 @@ class ExpertsCase(Case):
         MoeBlock(self._moe, weights, choices).forward(self.x, self.out, self._scratch)
 
     def _pair(self, matrix: Matrix) -> tuple[Matrix, Matrix]:
-        return (matrix, self._other) if self.product.is_gated else (self._other, matrix)
+        return (self._other, matrix) if self.product.adds_parts else (matrix, self._other)
 
     def expected(self, matrix: Matrix) -> torch.Tensor:
         gates, downs = (each.weight for each in self._pair(matrix))
@@ -133,17 +135,28 @@ class ExpertsCase(Case):
         found = torch.zeros_like(x)
         for expert in range(moe.num_experts):
             tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-            inner = _gated(moe.expert, x[tokens] @ gates[expert].float().t()).to(self.x.dtype).float()
+            inner = _inner(moe.expert, x[tokens] @ gates[expert].float().t()).to(self.x.dtype).float()
             found.index_add_(0, tokens, shares[tokens, slots, None] * (inner @ downs[expert].float().t()))
         return found
 
 
-def _gated(mlp: DenseMlp, gate_up: torch.Tensor) -> torch.Tensor:
+def _inner(mlp: DenseMlp, gate_up: torch.Tensor) -> torch.Tensor:
+    """What an MLP's second product reads."""
+    if not mlp.is_gated:
+        return _alone(mlp.alone, gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     if (clamp := mlp.clamp) is not None:
         gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit) + 1
         return gate * torch.sigmoid(clamp.alpha * gate) * up
     return (functional.silu(gate) if mlp.activation == "silu" else functional.gelu(gate, approximate="tanh")) * up
+
+
+def _alone(kind: Alone | None, x: torch.Tensor) -> torch.Tensor:
+    if kind == "squared_relu":
+        return functional.relu(x).square()
+    if kind == "silu":
+        return functional.silu(x)
+    return functional.gelu(x, approximate="none" if kind == "gelu" else "tanh")
 
 
 class Pool:
@@ -180,10 +193,11 @@ class Pool:
         self.stream = torch.cuda.Stream(device) if is_cuda else None
 
     def experts(self) -> tuple[torch.Tensor, MoeScratch]:
-        """A router, and what a mixture leaves between its kernels."""
+        """A router, and what a mixture leaves between its kernels. The router reads what experts read."""
         if self._experts is None:
-            moe, hidden = self._spec.moe, self._spec.hidden_size
+            moe = self._spec.moe
             assert moe is not None
+            hidden = moe.expert_hidden(self._spec.hidden_size)
             router = torch.randn(moe.num_experts, hidden, dtype=self.dtype, device=self.device) * hidden**-0.5
             self._experts = router, MoeScratch(moe, hidden, self._most_rows, self.dtype, self.device)
         return self._experts

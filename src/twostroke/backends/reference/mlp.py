@@ -74,10 +74,12 @@ def _routed(moe: MoeSpec, weights: ExpertWeights, for_router: Array, x: Array) -
     chosen, shares = route(moe, logits, weights.router_correction)
     if weights.expert_scale is not None:
         shares = shares * weights.expert_scale[chosen]
+    if weights.latent_down is not None:
+        x = linear(x, weights.latent_down)
     output = np.zeros_like(x)
     for expert in np.unique(chosen).tolist():
         if expert not in weights.experts:
             continue
         tokens, places = np.nonzero(chosen == expert)
         output[tokens] += shares[tokens, places, None] * gated_mlp(moe.expert, weights.experts[expert], x[tokens])
-    return output
+    return output if weights.latent_up is None else linear(output, weights.latent_up)

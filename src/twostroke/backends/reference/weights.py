@@ -37,6 +37,8 @@ class ExpertWeights:
     """By number: a rank of several may have some of them."""
     router_bias: Array | None = None
     router_correction: Array | None = None
+    latent_down: Array | None = None  # [latent, hidden]
+    latent_up: Array | None = None  # [hidden, latent]
     shared: GatedMlp | None = None
     shared_router: Array | None = None  # [1, hidden]
     router_norm: Array | None = None

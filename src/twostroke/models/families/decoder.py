@@ -225,8 +225,12 @@ def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
 
 def without_drafting(spec: ModelSpec, fields: Fields) -> ModelSpec:
     """GGUF files count layers that draft among the others. They are the last ones."""
-    drafting = fields.integer("nextn_predict_layers", 0, spec.num_layers - 1, 0)
-    return replace(spec, layers=spec.layers[: spec.num_layers - drafting])
+    return replace(spec, layers=spec.layers[: spec.num_layers - num_drafting(fields, spec.num_layers)])
+
+
+def num_drafting(fields: Fields, num_layers: int) -> int:
+    """How many of a GGUF file's layers draft."""
+    return fields.integer("nextn_predict_layers", 0, num_layers - 1, 0)
 
 
 def with_gguf_experts(

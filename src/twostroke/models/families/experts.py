@@ -196,6 +196,7 @@ def with_gguf_experts(names: TensorNames) -> TensorNames:
             **names.layer,
             "ffn_gate_inp.weight": ("router",),
             "exp_probs_b.bias": ("router_correction",),
+            **{f"ffn_latent_{name}.weight": (f"latent_{name}",) for name in ("down", "up")},
             **{f"ffn_{name}_shexp.weight": (f"shared.{name}",) for name in ("gate", "up", "down")},
         },
         experts={f"ffn_{name}.{{}}.weight": (name,) for name in ("gate", "up", "down")},

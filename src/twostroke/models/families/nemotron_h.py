@@ -18,7 +18,7 @@ _EXPERT_FIELDS = (*experts.COUNTS, "n_shared_experts", "moe_shared_expert_interm
 
 
 def _from_config(config: Fields) -> ModelSpec:
-    neutral = {"use_bias": (False,), "mamba_proj_bias": (False,), "attention_bias": (False,), "moe_latent_size": ()}
+    neutral = {"use_bias": (False,), "mamba_proj_bias": (False,), "attention_bias": (False,)}
     config.refuse_unless({**neutral, "mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu",)})
     config.refuse_unless({"sliding_window": ()})
     kinds = _kinds(config)
@@ -79,20 +79,26 @@ def _experts(config: Fields, mlp: DenseMlp) -> MoeSpec:
     if not isinstance(moe, MoeSpec):
         raise config.error("n_routed_experts", "must be 1 at least where layers have experts")
     shared = replace(mlp, intermediate_size=width)
-    return replace(moe, shared=shared, is_gated=False, squared_relu=True)
+    return replace(moe, shared=shared, is_gated=False, squared_relu=True, latent_size=_latent_size(config))
+
+
+def _latent_size(fields: Fields) -> int | None:
+    """Of what experts read and give. Files of models whose experts read all of a token say nothing, or 0."""
+    return fields.integer("moe_latent_size", 0, decoder.MAX_HIDDEN, 0) or None
 
 
 def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     """A file counts KV heads and columns of an MLP layer by layer, 0 where there are none; a layer of neither keeps a
-    state. Of the shortest step it says nothing: llama.cpp has none."""
+    state. Of the shortest step it says nothing: llama.cpp has none. Layers that draft are counted, too, at the end."""
     num_layers = fields.integer("block_count", 1, decoder.MAX_LAYERS)
-    fields.refuse_unless({"moe_latent_size": (0,), "nextn_predict_layers": (0,)})
     fields, has_no_heads = hybrid.states_of_gguf(fields, num_layers)
     widths = fields.integers("feed_forward_length", 0, experts.MAX_INTERMEDIATE)
-    if len(widths) != num_layers or not any(widths):
+    own_layers = num_layers - decoder.num_drafting(fields, num_layers)
+    if len(widths) != num_layers or not any(widths[:own_layers]):
         raise fields.error(
             "feed_forward_length", f"must hold the width of an MLP, or 0, for each of {num_layers} layers"
         )
+    widths, has_no_heads = widths[:own_layers], has_no_heads[:own_layers]
     own = {f"{fields.prefix}feed_forward_length": max(widths), f"{fields.prefix}expert_gating_func": 2}
     # Nothing is rotated, whatever is said of it.
     kept = {name: value for name, value in fields.values.items() if not name.startswith(f"{fields.prefix}rope.")}
@@ -118,7 +124,7 @@ def _experts_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], widt
     dense = DenseMlp(max(widths), is_gated=False, squared_relu=True)
     *_, moe = experts.mlps_from_gguf(fields, tensors, len(widths), dense)
     assert isinstance(moe, MoeSpec)
-    return replace(moe, is_gated=False, squared_relu=True)
+    return replace(moe, is_gated=False, squared_relu=True, latent_size=_latent_size(fields))
 
 
 _PARTS = ("up", "down")
@@ -135,6 +141,8 @@ _HF_NAMES = replace(
         "norm.weight": ("attention_norm",),
         **{f"mixer.{name}_proj.weight": (name,) for name in ("q", "k", "v", "o", *_PARTS)},
         "mixer.gate.weight": ("router",),
+        "mixer.fc1_latent_proj.weight": ("latent_down",),
+        "mixer.fc2_latent_proj.weight": ("latent_up",),
         "mixer.gate.e_score_correction_bias": ("router_correction",),
         **{f"mixer.shared_experts.{name}_proj.weight": (f"shared.{name}",) for name in _PARTS},
     },
@@ -146,7 +154,9 @@ _HF_NAMES = replace(
     renamed_prefixes={"model.": "backbone."},
 )
 _GGUF_NAMES = replace(
-    hybrid.with_gguf_mamba(experts.with_gguf_experts(GGUF_NAMES)), otherwise={"attn_norm.weight": ("mlp_norm",)}
+    hybrid.with_gguf_mamba(experts.with_gguf_experts(GGUF_NAMES)),
+    otherwise={"attn_norm.weight": ("mlp_norm",)},
+    ignores_further_layers=True,
 )
 FAMILY = Family(
     "nemotron_h",

@@ -108,8 +108,7 @@ def _own_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], family: 
         fields = fields.over({f"{fields.prefix}feed_forward_length": width})
     handled = ("expert_count", "rope.dimension_count")
     spec = decoder.spec_from_gguf(fields, tensors, family, handled=handled)
-    drafting = fields.integer("nextn_predict_layers", 0, spec.num_layers - 1, 0)
-    spec = replace(spec, layers=spec.layers[: spec.num_layers - drafting])
+    spec = decoder.without_drafting(spec, fields)
     if experts.has_experts(fields):
         spec = decoder.with_gguf_experts(spec, fields, tensors, handled=("expert_shared_feed_forward_length",))
     spec = _with_gates(spec, normalise_weights=True)
