@@ -66,6 +66,7 @@ def known(name: str) -> dict[str, Any]:
         ("Kimi-K2", 1026.41),
         ("gpt-oss-20b", 20.91),
         ("gpt-oss-120b", 116.83),
+        ("Nemotron-3-Super-120B-A12B", 120.6),
     ],
 )
 def test_published_parameter_counts(name: str, billions: float) -> None:
@@ -80,6 +81,7 @@ def test_published_parameter_counts(name: str, billions: float) -> None:
         ("DeepSeek-V3", 36.6),
         ("gpt-oss-120b", 5.13),
         ("gpt-oss-20b", 3.61),
+        ("Nemotron-3-Super-120B-A12B", 12.2),  # 12.7 with the table
         ("Mixtral-8x7B", 12.75),  # 12.9 with the table
     ],
 )
@@ -104,7 +106,7 @@ def _transformers_parameters(config: dict[str, Any]) -> int:
 @pytest.mark.parametrize("name", [name for name in KNOWN_SHAPES if "Gemma" not in name])
 def test_layers_count_as_in_transformers(name: str) -> None:
     config = known(name) | {"num_hidden_layers": 2}
-    if "kv_lora_rank" in config and config["first_k_dense_replace"]:
+    if config.get("first_k_dense_replace"):
         config["first_k_dense_replace"] = 1
     for of_each in ("layer_types", "hybrid_override_pattern"):
         if of_each in config:

@@ -125,6 +125,43 @@ _QWEN3_NEXT: dict[str, Any] = {
     "shared_expert_intermediate_size": 512,
     "max_position_embeddings": 262_144,
 }
+_QWEN3_5: dict[str, Any] = {
+    "vocab": 248_320,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "max_position_embeddings": 262_144,
+}
+_QWEN3_5_MOE: dict[str, Any] = {
+    **_QWEN3_5,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_GLM_AIR: dict[str, Any] = {
+    "vocab": 151_552,
+    "head_dim": 128,
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 131_072,
+}
+_GLM: dict[str, Any] = {
+    **_GLM_AIR,
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 160,
+    "use_qk_norm": True,
+}
+_MINISTRAL_3: dict[str, Any] = {"head_dim": 128, "max_position_embeddings": 262_144}
 _GRANITE_4_TINY: dict[str, Any] = {
     "layer_types": ["attention" if index in (5, 15, 25, 35) else "mamba" for index in range(40)],
     "mamba_n_heads": 48,
@@ -218,6 +255,15 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
     ),
     "LFM2-8B-A1B": KnownShape(_config("lfm2_moe", 2048, 7168, 24, 32, 8, **_LFM2, **_TIED, **_LFM2_MOE)),
     "Qwen3-Next-80B-A3B": KnownShape(_config("qwen3_next", 2048, 5120, 48, 16, 2, 151_936, **_QWEN3_NEXT)),
+    "Qwen3.5-9B": KnownShape(_config("qwen3_5_text", 4096, 12_288, 32, 16, 4, **_QWEN3_5)),
+    "Qwen3.5-27B": KnownShape(
+        _config("qwen3_5_text", 5120, 17_408, 64, 24, 4, **_QWEN3_5 | {"linear_num_value_heads": 48})
+    ),
+    "Qwen3.5-35B-A3B": KnownShape(_config("qwen3_5_moe_text", 2048, 512, 40, 16, 2, **_QWEN3_5_MOE)),
+    "GLM-4.5-Air": KnownShape(_config("glm4_moe", 4096, 10_944, 46, 96, 8, **_GLM_AIR)),
+    "GLM-4.5": KnownShape(_config("glm4_moe", 5120, 12_288, 92, 96, 8, **_GLM)),
+    "GLM-4.6": KnownShape(_config("glm4_moe", 5120, 12_288, 92, 96, 8, **_GLM | {"max_position_embeddings": 202_752})),
+    "Ministral-3-8B": KnownShape(_config("ministral3", 4096, 14_336, 34, 32, 8, 131_072, **_MINISTRAL_3)),
     "Granite-4.0-H-Tiny": KnownShape(
         _config("granitemoehybrid", 1536, 512, 40, 12, 4, 100_352, **_TIED, **_GRANITE_4_TINY)
     ),
