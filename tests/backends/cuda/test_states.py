@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.backends.cuda.engines import Sizes
+from tests.backends.cuda.engines import Sizes, play
 from tests.engine.family_schedules import MAX_CONTEXT, MAX_TOKENS, PROMPTS, Schedule, Tally
 from tests.models.tiny_checkpoints import make_tiny
 
@@ -179,6 +179,24 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_schedule_with_drafts(family: Checkpoint, device: str) -> None:
     heard = hold(family, device, {3: SHORT})
     assert min(heard.advanced, heard.restored, heard.saved_behind_drafts) > 0, heard
+
+
+def test_samples_begin_from_their_prompts_snapshot(family: Checkpoint, device: str) -> None:
+    """One reads the prompt, the others begin from the state that was kept at its last block. They part at once."""
+    sizes = Sizes(step_tokens=40, max_rows=4, max_context=MAX_CONTEXT, num_blocks=16)
+    seeded = SamplingParams(temperature=0.8, seed=5, max_tokens=3, n=3, ignore_eos=True)
+    asked = [Request("samples", PROMPTS[0], seeded), Request("neighbour", PROMPTS[3], replace(GREEDY, max_tokens=2))]
+    found, heard = {}, {}
+    for place in ("reference", device):
+        is_reference = place == "reference"
+        backend = sizes.on_reference(family) if is_reference else sizes.on_device(family, place)
+        engine, heard[is_reference] = engine_of(family, backend, sizes), Heard(Tally())
+        engine.on_step = heard[is_reference].step
+        found[is_reference] = play(engine, asked).tokens
+        engine.close()
+    assert found[False] == found[True]
+    assert len({tuple(tokens) for name, tokens in found[False].items() if name.startswith("samples")}) == 3
+    assert heard[False].restored == heard[True].restored == 2
 
 
 @pytest.mark.slow
