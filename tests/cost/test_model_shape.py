@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.shapes import ROUND
 
-from twostroke.cost.model_shape import DecodeWeights, ExpertsShape, KVGroupShape, ModelShape, WeightCopies
+from twostroke.cost.model_shape import DecodeWeights, ExpertsShape, KVGroupShape, LatentWork, ModelShape, WeightCopies
 
 
 @given(
@@ -37,6 +37,23 @@ def test_groups_add_up():
     assert shape.kv_bytes_read(10) == 10 * 100 + 4 * 1000
     # Queries 0 to 5: 1+2+3+4+5+6 pairs in each full layer, 1+2+3+4+4+4 in each windowed one.
     assert shape.attention_multiply_adds(0, 6) == 2 * 4 * 8 * (2 * 21 + 3 * 18)
+
+
+def test_a_chunk_of_latent_attention_is_priced_as_it_is_computed():
+    """A bound is the cheaper of two ways. A backend has one: it expands all that a chunk reads, or the chunk alone."""
+    work = LatentWork(expanded_per_pair=10, absorbed_per_pair=30, expansion_per_position=200)
+    expanding = replace(ROUND, kv_groups=(KVGroupShape(1, None, 1, "latent", latent=work),))
+    absorbing = expanding.with_contexts_absorbed()
+    for start, length in ((0, 7), (40, 2), (40, 60)):
+        own, before = length * (length + 1) // 2, start * length
+        bound = absorbing.attention_multiply_adds(start, length)
+        assert bound == min(10 * (own + before) + 200 * start, 30 * (own + before))
+        found = [one.expected_attention_multiply_adds(start, length, is_chunk=True) for one in (expanding, absorbing)]
+        again = 200 * length if start else 0  # queries are brought to latents, and back
+        assert found == [10 * (own + before) + 200 * start, 10 * own + 30 * before + again]
+        assert min(found) >= bound
+        for shape in (expanding, absorbing):
+            assert shape.expected_attention_multiply_adds(start, length, is_chunk=False) == 30 * (own + before)
 
 
 def test_experts_that_a_batch_reads():

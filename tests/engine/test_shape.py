@@ -6,13 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twostroke import backends
+from twostroke.core.formats import Formats
 from twostroke.cost.floor import decode_floor_s, prefill_floor_s
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ExpertsShape, KVGroupShape
+from twostroke.engine.formats import Choice
 from twostroke.engine.shape import shape_of
+from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.rope_spec import RopeSpec
-from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec, MoeSpec
+from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, LayerSpec, ModelSpec, MoeSpec
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 LAYER = LayerSpec(GroupedAttention(9, 3, 64, RopeSpec(theta=10_000.0, dim=64)), DenseMlp(1536))
@@ -99,3 +103,21 @@ def test_a_token_meets_only_its_experts():
     assert prefill_floor_s(shape, 0, 4096, ceilings) == pytest.approx(met / 1e12)
     fast = replace(ceilings, multiply_adds_per_s=1e18)
     assert prefill_floor_s(shape, 0, 4, fast) == pytest.approx(shape.weight_bytes_read(4) / 1e12)
+
+
+@pytest.mark.parametrize(("backend", "kv"), [("reference", "f32"), ("cpu", "f16"), ("cuda", "bf16")])
+def test_a_latent_chunk_costs_what_the_backend_does(backend, kv):
+    """On a card queries go to the latents before their chunk; on hosts those are expanded, whatever that takes."""
+    attention = LatentAttention(8, 512, 128, 64, 128, RopeSpec(theta=10_000.0, dim=64))
+    spec = replace(SMOLLM2, layers=(LayerSpec(attention, DenseMlp(1536)),) * 2)
+    factory = backends.load_factory(backend)
+    choice = Choice(
+        checkpoint_of(spec), factory, "asked for", Formats("f32", "f32", kv), factory.suits, MemorySpace("", 1, 1, 1.0)
+    )
+    expanded, absorbed, expansion = 8 * (192 + 128), 8 * (576 + 512), 8 * 256 * 512
+    own, before, length = 4 * 5 // 2, 4 * 3000, 4
+    found = choice.shape.expected_attention_multiply_adds(3000, length, is_chunk=True)
+    if backend == "cuda":
+        assert found == 2 * (expanded * own + absorbed * before + expansion * length)
+    else:
+        assert found == 2 * (expanded * (own + before) + expansion * 3000)

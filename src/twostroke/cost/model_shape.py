@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.core.kv_layout import KVContent
 
@@ -19,6 +19,18 @@ class LatentWork:
     """Of a query-key pair in the latent space."""
     expansion_per_position: int
     """To expand one position that was kept."""
+    absorbs_context: bool = False
+    """Whether a chunk's queries meet what lies before it in the latent space, whichever way takes fewer: they meet
+    their own chunk expanded. Else a chunk expands all that it reads."""
+
+    def of_chunk(self, start: int, num_tokens: int, pairs: int) -> int:
+        """`pairs`: of a query and a key, all there are. A chunk's own positions are expanded with the layer's matrices;
+        one that absorbs brings queries to latents, and back what they found, which takes as much again."""
+        if not self.absorbs_context or not start:
+            return self.expanded_per_pair * pairs + self.expansion_per_position * start
+        before = start * num_tokens
+        found = self.expanded_per_pair * (pairs - before) + self.absorbed_per_pair * before
+        return found + self.expansion_per_position * num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +83,20 @@ class KVGroupShape:
         return _triangle(full_from) - _triangle(start) + (end - full_from) * self.window
 
     def multiply_adds(self, start: int, num_tokens: int, head_width: int) -> int:
-        """Of a causal range. Latent attention goes whichever of its two ways takes fewer."""
+        """Of a causal range, at least. Latent attention goes whichever of its two ways takes fewer."""
         pairs = self.query_key_pairs(start, num_tokens)
         if self.latent is not None:
             expanded = self.latent.expanded_per_pair * pairs + self.latent.expansion_per_position * start
             return min(expanded, self.latent.absorbed_per_pair * pairs)
         return self.multiply_adds_per_pair(head_width) * pairs
+
+    def expected_multiply_adds(self, start: int, num_tokens: int, head_width: int, *, is_chunk: bool) -> int:
+        """What is really done, no less than `multiply_adds`, which is a bound: of a chunk, or of a slot's tokens, which
+        meet latents as they are kept."""
+        if self.latent is None:
+            return self.multiply_adds(start, num_tokens, head_width)
+        pairs = self.query_key_pairs(start, num_tokens)
+        return self.latent.of_chunk(start, num_tokens, pairs) if is_chunk else self.latent.absorbed_per_pair * pairs
 
     def multiply_adds_per_pair(self, head_width: int) -> int:
         """Of a query and a key, where attention is not latent."""
@@ -235,6 +255,21 @@ class ModelShape:
         """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair."""
         head_width = self.num_heads * self.head_dim
         return sum(group.multiply_adds(start, num_tokens, head_width) for group in self.kv_groups)
+
+    def expected_attention_multiply_adds(self, start: int, num_tokens: int, *, is_chunk: bool) -> int:
+        """What a step really takes for it: no less than `attention_multiply_adds`, which is a bound. Else the range is
+        of a slot's drafts."""
+        head_width = self.num_heads * self.head_dim
+        groups = self.kv_groups
+        return sum(group.expected_multiply_adds(start, num_tokens, head_width, is_chunk=is_chunk) for group in groups)
+
+    def with_contexts_absorbed(self) -> ModelShape:
+        """As a backend computes it whose chunks meet latents before them as they are kept."""
+        groups = (
+            group if group.latent is None else replace(group, latent=replace(group.latent, absorbs_context=True))
+            for group in self.kv_groups
+        )
+        return replace(self, kv_groups=tuple(groups))
 
 
 def _triangle(count: int) -> int:

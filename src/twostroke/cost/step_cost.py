@@ -118,7 +118,7 @@ class StepTerms:
             attention_s += self._attention_s(start, length)
         for context, queries in zip(work.contexts, work.queries, strict=False):
             if queries > 1:
-                attention_s += self._multiply_adds_s(context - queries + 1, queries - 1)
+                attention_s += self._multiply_adds_s(context - queries + 1, queries - 1, is_chunk=False)
         if not num_tokens:
             return (0.0,) * len(PARTS)
         weights_s = self._shape.expected_bytes_read(num_tokens) / self._read_bytes_per_s
@@ -137,11 +137,12 @@ class StepTerms:
 
     def _attention_s(self, start: int, length: int) -> float:
         """Of a chunk."""
-        seconds = self._multiply_adds_s(start, length)
+        seconds = self._multiply_adds_s(start, length, is_chunk=True)
         return max(seconds, self._shape.kv_bytes_read(start) / self._read_bytes_per_s) if start else seconds
 
-    def _multiply_adds_s(self, start: int, length: int) -> float:
-        return self._shape.attention_multiply_adds(start, length) / self._multiply_adds_per_s
+    def _multiply_adds_s(self, start: int, length: int, *, is_chunk: bool) -> float:
+        found = self._shape.expected_attention_multiply_adds(start, length, is_chunk=is_chunk)
+        return found / self._multiply_adds_per_s
 
 
 class StepCost:

@@ -16,6 +16,7 @@ from twostroke.engine.shape import shape_of
 from twostroke.engine.vectors import sizes_for
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.features import ABSORBS_CONTEXT
 
 GB = 1e9
 LEAST_KV_TOKENS = 32768
@@ -47,7 +48,8 @@ class Choice:
         def held_bytes(name: str) -> int:
             return self.factory.held_bytes(self.checkpoint, name, self.formats)
 
-        return shape_of(self.checkpoint, [need.bytes_per_token for need in self.kv_needs], held_bytes)
+        found = shape_of(self.checkpoint, [need.bytes_per_token for need in self.kv_needs], held_bytes)
+        return found.with_contexts_absorbed() if self.factory.name in ABSORBS_CONTEXT else found
 
 
 def format_wish(config: EngineConfig, checkpoint: Checkpoint) -> FormatWish:

@@ -56,6 +56,9 @@ COMPUTED: dict[str, frozenset[Feature]] = {
     "cuda": EVERYTHING - {Feature.RANK_NORMS},
 }
 """By backend. What sizes it takes is its own to say."""
+ABSORBS_CONTEXT = frozenset({"cuda"})
+"""Backends whose chunks bring queries to the latents that lie before them. Others make keys and values of those, as all
+do of a chunk's own."""
 
 
 def uncomputed(spec: ModelSpec, backend: str) -> str | None:

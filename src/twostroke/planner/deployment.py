@@ -12,6 +12,7 @@ from twostroke.cost.devices import Device
 from twostroke.cost.dimensions import Dimensions
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights, ModelShape
+from twostroke.models.features import ABSORBS_CONTEXT
 from twostroke.planner.speculating import Speculating
 
 KV_SHARE = 0.95
@@ -104,6 +105,8 @@ class Deployment:
             expert_bits=bits["expert_bits"],
             kv_bits=find_kv_bits(self.formats.kv),
         )
+        if self.device.vendor == "NVIDIA" and "cuda" in ABSORBS_CONTEXT:  # its backend there
+            shape = shape.with_contexts_absorbed()
         groups = tuple(
             replace(group, bytes_per_token=group.bytes_per_token * self.kv_copies) for group in shape.kv_groups
         )
