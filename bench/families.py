@@ -1,6 +1,7 @@
 """Each family's worst difference from its oracle: a tiny random checkpoint, saved by transformers and run by both, in
 float32. The largest difference of any logit over a prompt that is read whole, in chunks, token by token, chunks
-and then tokens, and behind a prefix that another request had computed. Nothing is timed.
+and then tokens, and behind a prefix that another request had computed. Of models that give vectors, the largest
+difference of any of a vector's numbers, over texts of many lengths. Nothing is timed.
 
     python -m bench.families > table.md
 """
@@ -23,10 +24,16 @@ from tests.backends.reference.test_against_transformers import (
     reference_logits,
     tokens,
 )
+from tests.engine.test_embedding import KINDS, MORE, TEXTS, wanted
 from tests.models.tiny_checkpoints import cpu_variants, cuda_variants, make_tiny, transformers_logits, variants
+from tests.models.tiny_embedders import make_embedder
 from tests.models.tiny_gguf import write_gguf
 
+from twostroke import LLM
+from twostroke.config import EngineConfig
 from twostroke.models.loading import load_checkpoint
+
+VECTOR_BACKENDS = ("reference", "cpu")
 
 
 def worst_difference(variant: str, folder: Path) -> tuple[float, float | None]:
@@ -44,7 +51,32 @@ def worst_difference(variant: str, folder: Path) -> tuple[float, float | None]:
     return float(max(found)), float(in_file)
 
 
+def worst_of_vectors(kind: str, folder: Path) -> tuple[str, list[float]]:
+    """Of an embedder: its oracle, and by backend how far vectors are from those of that."""
+    embedder, texts, worst = make_embedder(kind, folder / "m"), [*TEXTS, *MORE], []
+    for backend in VECTOR_BACKENDS:
+        with LLM(embedder.folder, EngineConfig(backend=backend, threads=2, quantise="none")) as llm:
+            found = np.array(llm.embed(texts))
+            worst.append(float(np.abs(found - wanted(llm, embedder, texts)).max()))
+    return type(embedder.model).__name__, worst
+
+
 def main() -> None:
+    print_variants()
+    print()
+    print_embedders()
+
+
+def print_embedders() -> None:
+    print("| embedder | transformers' class | " + " | ".join(VECTOR_BACKENDS) + " |")
+    print("|---|---|---|---|")
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            oracle, worst = worst_of_vectors(kind, Path(folder))
+        print(f"| `{kind}` | `{oracle}` | " + " | ".join(f"{one:.0e}" for one in worst) + " |", flush=True)
+
+
+def print_variants() -> None:
     print("| variant | family | transformers' class | folder | GGUF | runs on |")
     print("|---|---|---|---|---|---|")
     for variant in variants():

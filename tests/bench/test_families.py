@@ -9,18 +9,31 @@ from pathlib import Path
 import pytest
 
 from tests.backends.reference.test_against_transformers import GGUF_VARIANTS, TOLERANCE
+from tests.engine.test_embedding import KINDS
 from tests.models.tiny_checkpoints import cpu_variants, cuda_variants, variants
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"\| `(\w+)` \| (\w+) \| `(\w+)` \| (\S+) \| (\S*) ?\| ([\w, ]+) \|")
 
+EMBEDDER = re.compile(r"\| `(\w+)` \| `(\w+)` \| (\S+) \| (\S+) \|")
+CPU_TOLERANCE = 5e-3
+"""Of vectors, with KV in 16 bits."""
 
-def rows(name: str) -> list[tuple[str, ...]]:
-    return [match.groups() for match in ROW.finditer((ROOT / name).read_text(encoding="utf-8"))]
+
+def rows(name: str, row: re.Pattern[str] = ROW) -> list[tuple[str, ...]]:
+    return [match.groups() for match in row.finditer((ROOT / name).read_text(encoding="utf-8"))]
 
 
 def test_the_page_is_the_record() -> None:
-    assert rows("docs/families.md") == rows("bench/results/families.txt")
+    for row in (ROW, EMBEDDER):
+        assert rows("docs/families.md", row) == rows("bench/results/families.txt", row)
+
+
+def test_every_embedder_has_a_row_within_the_bound() -> None:
+    found = rows("docs/families.md", EMBEDDER)
+    assert [kind for kind, *_ in found] == KINDS
+    for _, _, reference, cpu in found:
+        assert float(reference) <= TOLERANCE and float(cpu) <= CPU_TOLERANCE
 
 
 def test_every_variant_has_a_row_within_the_bound() -> None:
