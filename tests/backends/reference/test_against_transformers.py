@@ -16,9 +16,9 @@ from tests.models.tiny_checkpoints import (
     ORIGINAL_CONTEXT,
     SHARP_ROPE,
     VOCAB_SIZE,
+    exact_logits,
     make_classic,
     make_tiny,
-    exact_logits,
     variants,
 )
 from tests.models.tiny_gguf import write_gguf
