@@ -120,11 +120,10 @@ class Decoder:
                 products.join(mixed, mix.o, self._stream(rows), layer.post_mlp_norm, layer.mlp_norm)
         if layer.input is not None and self._inputs is not None:
             self._inputs.prepare(layer.input, len(buffers.residual))
-        mlp, scratch = layer.mlp, buffers.experts
-        if isinstance(mlp, MoeWeights):
-            if mlp.latent is not None and scratch is not None:
-                prepare_latent_experts(mlp.latent, scratch, products, self._stream, layer.mlp_norm)
-            mlp = mlp.shared
+        scratch, latent = buffers.experts, layer.mlp.latent if isinstance(layer.mlp, MoeWeights) else None
+        if latent is not None and scratch is not None:
+            prepare_latent_experts(latent, scratch, products, self._stream, layer.mlp_norm)
+        mlp = layer.mlp.shared if isinstance(layer.mlp, MoeWeights) else layer.mlp
         if mlp is not None:
             width = mlp.gate_up.product.outputs
             for rows in each(mlp.gate_up):
