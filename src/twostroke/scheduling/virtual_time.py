@@ -30,6 +30,7 @@ class VirtualTime:
         self._time_s: dict[str, float] = {}  # of each that has work, and of some that had
         self._work: dict[str, Counter[float]] = {}  # of those that have any: pieces of work by weight
         self._weight: dict[str, float] = {}  # the lightest of it
+        self._mean_weight: dict[str, float] = {}
         self._now_s = 0.0
         """The least of those that have work, when one last began or ended; it never goes back."""
 
@@ -44,7 +45,7 @@ class VirtualTime:
             self._time_s[flow] = max(self._time_s.get(flow, 0.0), self._now_s - CREDIT_S / weight)
             self._work[flow] = Counter()
         self._work[flow][weight] += 1
-        self._weight[flow] = min(self._work[flow])
+        self._weigh(flow)
 
     def end(self, flow: str, weight: float = 1.0) -> None:
         """A piece of its work is over."""
@@ -53,13 +54,18 @@ class VirtualTime:
         if not work[weight]:
             del work[weight]
         if work:
-            self._weight[flow] = min(work)
+            self._weigh(flow)
             return
         self._move_on()
-        del self._work[flow], self._weight[flow]
+        del self._work[flow], self._weight[flow], self._mean_weight[flow]
         if len(self._time_s) - len(self._weight) > MOST_IDLE:
             for name in [name for name in self._time_s if name not in self._weight][: MOST_IDLE // 2]:
                 del self._time_s[name]
+
+    def _weigh(self, flow: str) -> None:
+        work = self._work[flow]
+        self._weight[flow] = min(work)
+        self._mean_weight[flow] = sum(weight * number for weight, number in work.items()) / work.total()
 
     def charge(self, flow: str, seconds: float, weight: float = 1.0) -> None:
         """It was given these, for work of this weight."""
@@ -76,9 +82,7 @@ class VirtualTime:
 
     def share(self, flow: str) -> float:
         """Among those that have work, each by the mean weight of what it has."""
-        if len(self._work) < 2:
-            return 1.0
-        return _mean(self._work[flow]) / sum(map(_mean, self._work.values()))
+        return self._mean_weight[flow] / sum(self._mean_weight.values()) if len(self._work) > 1 else 1.0
 
     def lead_s(self, flow: str) -> float:
         """How far it is before the one that is furthest behind. What a newcomer has lent is no lead of the others."""
@@ -97,7 +101,3 @@ class VirtualTime:
             forgotten_s += max(0.0, time_s - before_s - CREDIT_S / lightest)
             self._time_s[flow] = time_s - forgotten_s
             before_s, lightest = max(before_s, time_s), min(lightest, self._weight[flow])
-
-
-def _mean(work: Counter[float]) -> float:
-    return sum(weight * number for weight, number in work.items()) / work.total()
