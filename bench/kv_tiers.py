@@ -26,7 +26,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import BlockCopy, Step, StepResult
 from twostroke.core.timing import SequenceTiming
-from twostroke.engine.build import Assembly, build
+from twostroke.engine.build import Assembly, build, prepare_model
 from twostroke.engine.engine import Engine
 from twostroke.kv.tiers.disk_threads import DiskThreads
 
@@ -45,27 +45,22 @@ class Players:
 
     def __init__(self, model: str, context: int, folder: Path, seed: int) -> None:
         self._model, self._context, self.folder = model, context, folder
+        prepared = prepare_model(model, EngineConfig(max_context=context))
+        self._num_tokens = prepared.checkpoint.spec.vocab_size
+        resolved = prepared.resolved
+        positions = sum(resolved.layout.positions(group) for group in resolved.layout.groups)
+        self._kv_bytes = int(resolved.kv_bytes / positions * (context + 64))
         self._random = random.Random(seed)
         self._count = 0
 
     def engine(self, *, host_gb: float | None = None, disk: bool = False, threads: int | None = None) -> Assembly:
         """Its KV has room for one context alone, so that the next prompt takes the last one's."""
-        memory = self._kv_bytes()
-        kv = KVConfig(memory_bytes=memory, host_gb=host_gb, disk=str(self.folder) if disk else None)
+        kv = KVConfig(memory_bytes=self._kv_bytes, host_gb=host_gb, disk=str(self.folder) if disk else None)
         config = EngineConfig(max_context=self._context, threads=threads, speculate="off", kv=kv)
         return build(self._model, config, text=False)
 
-    def _kv_bytes(self) -> int:
-        from twostroke.engine.build import prepare_model
-
-        prepared = prepare_model(self._model, EngineConfig(max_context=self._context))
-        a_token = prepared.resolved.kv_bytes / sum(
-            prepared.resolved.layout.positions(group) for group in prepared.resolved.layout.groups
-        )
-        return int(a_token * (self._context + 64))
-
     def tokens(self, count: int) -> list[int]:
-        return [self._random.randrange(1000, 40000) for _ in range(count)]
+        return [self._random.randrange(self._num_tokens // 4, self._num_tokens) for _ in range(count)]
 
     def ask(self, engine: Engine, prompt: list[int], max_tokens: int = ANSWER) -> Answer:
         self._count += 1
@@ -201,12 +196,12 @@ def rates(players: Players, num_blocks: int) -> None:
     kept: KeptBlocks = tiers.blocks
     block_bytes = tiers.block_bytes[0]
     copies = tuple(BlockCopy(0, number, number) for number in range(num_blocks))
-    launcher = kept
-    launcher.start(Step(0, spills=copies))  # type: ignore[attr-defined]
+    kept.start(Step(0, spills=copies))  # type: ignore[attr-defined]
+    _wait_for(kept)
 
     def load() -> int:
-        launcher.start(Step(1, loads=copies))  # type: ignore[attr-defined]
-        launcher.finish()  # type: ignore[attr-defined]
+        kept.start(Step(1, loads=copies))  # type: ignore[attr-defined]
+        _wait_for(kept)
         return block_bytes * num_blocks
 
     source = np.ones(block_bytes * num_blocks, dtype=np.uint8)
@@ -222,6 +217,12 @@ def rates(players: Players, num_blocks: int) -> None:
     print(f"  loads of a step        {load_rate / 1e9:8.2f} GB/s  {load_rate / plain_rate:.0%}")
     _disk_rates(players, engine, num_blocks)
     engine.close()
+
+
+def _wait_for(kept: KeptBlocks) -> None:
+    """Until its copies are made, by whoever makes them on this backend."""
+    while not kept.is_idle:
+        time.sleep(1e-5)
 
 
 def _disk_rates(players: Players, engine: Engine, num_blocks: int) -> None:
@@ -253,7 +254,7 @@ def _disk_rates(players: Players, engine: Engine, num_blocks: int) -> None:
         assert all(fetched[0].arrived)
         nonlocal took_s
         took_s = time.perf_counter() - started_s
-        return fetched[0].num_bytes
+        return fetched[0].arrived_bytes
 
     def read() -> int:
         drop_cached_pages(players.folder)
@@ -280,7 +281,7 @@ def _disk_rates(players: Players, engine: Engine, num_blocks: int) -> None:
     threads._writer.shutdown()
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--history", type=int, default=3000, help="tokens of the conversation when it comes back")
@@ -289,7 +290,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=200, help="that each stream decodes")
     parser.add_argument("--parts", default="returns,decode,rates")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="kv-tiers-") as folder:
         players = Players(asked.model, asked.history + 200, Path(folder) / "kv", seed=1)
         if "returns" in asked.parts:

@@ -46,7 +46,8 @@ class Simulated:
         spec = on_device("Llama-3.1-8B", "h200", 1, EngineConfig(max_context=16_384)).spec
         self._spec = replace(spec, levels=levels)
 
-    def play(self, way: Way, trace: Series[TraceRequest]) -> list[Answered]:
+    def play(self, way: Way, trace: Series[TraceRequest], without: str | None = None) -> list[Answered]:
+        """`without`: a tenant whose answers nobody asks for; the end of all others is the end."""
         spec: ReplicaSpec = replace(self._spec, policy=way.policy)
         if way.step_tokens is not None:
             spec = replace(spec, scheduler=replace(spec.scheduler, max_tokens_per_step=way.step_tokens))
@@ -79,7 +80,9 @@ class Real:
         self._levels = levels
         self._max_context = max_context
 
-    def play(self, way: Way, trace: Series[TraceRequest]) -> list[Answered]:
+    def play(self, way: Way, trace: Series[TraceRequest], without: str | None = None) -> list[Answered]:
+        """`without`: see `Simulated.play`."""
+        num_left = sum(asked.tenant != without for asked in trace)
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             file.write(levels_text(self._levels))
             file.flush()
@@ -96,18 +99,20 @@ class Real:
         try:
             self._warm(engine, prompts)
             started_s = time.perf_counter()
-            while waiting or engine.busy:
+            while num_left and (waiting or engine.busy):
                 while waiting and time.perf_counter() - started_s >= waiting[0].arrival_s:
                     request = bounded(prompts.request(waiting.pop(0)))
                     sent[engine.add(request)] = request
                 if not engine.busy:
                     time.sleep(max(0.0, waiting[0].arrival_s - (time.perf_counter() - started_s)))
                     continue
-                found += [
+                ended = [
                     Answered(sent[event.request_id], event.timing)
                     for event in engine.step()
                     if isinstance(event, TokenEvent) and event.timing is not None and event.request_id in sent
                 ]
+                found += ended
+                num_left -= sum(one.request.tenant != without for one in ended)
         finally:
             engine.close()
         return found

@@ -2,18 +2,23 @@
 
     python bench/promises.py [--quick] [--parts rate,flood,newcomer] [--on h200,cpu]
 
-rate: a mixed trace (chats of 100 to 600 tokens, documents of 3k to 12k, bursts of one tenant that floods) at ever more
-requests a second: the most at which p99 TTFT and p99 ITL of every class are as promised. Of `fifo` the best of several
-constant chunks counts. flood: one tenant sends far more than its share, beside the same requests of quiet tenants with
-and without it: what these feel of it. newcomer: 8 streams write, and a prompt of 4k comes; a gap may be twice as long
-as without it. On the CPU documents are a quarter as long, and rates are what it can do."""
+rate: a mixed trace (chats, documents, bursts of one tenant that floods) at ever more requests a second: the most at
+which p99 TTFT and p99 ITL of every class are as promised. Of `fifo` the best of several constant chunks counts. flood:
+one tenant sends far more than its share, beside the same requests of quiet tenants with and without it: what these feel
+of it, and between which bounds that lies. newcomer: 8 streams write, and a prompt of 4k comes; a gap may be twice as
+long as without it.
+
+On the simulated H200 chats have 100 to 600 tokens, documents 3k to 12k. On the CPU prompts and answers are shorter:
+in ten minutes a part then has hundreds of requests, so that a p99 is more than the one that was worst. Its plays are
+several, with a trace each; all sides of a trace are played one after another."""
 
 from __future__ import annotations
 
 import argparse
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 
 from bench.promise_players import Answered, Real, Simulated, Way
 from twostroke.core.service_level import ServiceLevel, ServiceLevels
@@ -25,34 +30,93 @@ ON_H200 = ServiceLevels(
     (DERIVED, ServiceLevel("chat", 0.5, 0.03), ServiceLevel("document", 3.0, 0.03), ServiceLevel("bulk", 20.0, 0.06))
 )
 ON_CPU = ServiceLevels(
-    (DERIVED, ServiceLevel("chat", 3.0, 0.25), ServiceLevel("document", 15.0, 0.25), ServiceLevel("bulk", 120.0, 0.5))
+    (DERIVED, ServiceLevel("chat", 1.0, 0.15), ServiceLevel("document", 5.0, 0.15), ServiceLevel("bulk", 40.0, 0.3))
 )
-FIFO = (Way("fifo", 256), Way("fifo", 512), Way("fifo", 1024), Way("fifo", 2048))
 OURS = Way("fair")
 FLOODER, QUIET_TENANTS, BURST_EVERY_S = "flood", 8, 10.0
+RESAMPLED = 200
+Player = Simulated | Real
+Pair = tuple[Answered, Answered]
+"""One request, without and with the flood."""
 
 
-def request(drawn: random.Random, at_s: float, tenant: str, level: str, scale: float, answers: int) -> TraceRequest:
-    lengths = (3000, 12_000) if level == "document" else (100, 600)
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a player is given to do."""
+
+    chats: tuple[int, int]
+    """The shortest and the longest prompt."""
+    documents: tuple[int, int]
+    answers: int
+    """The longest; the shortest is a quarter of it."""
+    fifo: tuple[Way, ...]
+    """Constant chunks to compare with; in the flood the first."""
+    rate_seconds: float
+    first_rate: float
+    num_halvings: int
+    flood_seconds: float
+    """Of each of the plays."""
+    quiet_rate: float
+    flood_rate: float
+    num_plays: int = 1
+
+    def quick(self) -> Load:
+        return replace(
+            self,
+            fifo=self.fifo[:2],
+            rate_seconds=self.rate_seconds / 3,
+            num_halvings=min(1, self.num_halvings - 1),
+            flood_seconds=self.flood_seconds / 4,
+            num_plays=1,
+        )
+
+
+H200_LOAD = Load(
+    (100, 600),
+    (3000, 12_000),
+    200,
+    fifo=(Way("fifo", 512), Way("fifo", 256), Way("fifo", 1024), Way("fifo", 2048)),
+    rate_seconds=120.0,
+    first_rate=2.0,
+    num_halvings=5,
+    flood_seconds=400.0,
+    quiet_rate=10.0,
+    flood_rate=50.0,
+)
+CPU_LOAD = Load(
+    (25, 150),
+    (200, 800),
+    32,
+    fifo=(Way("fifo", 128), Way("fifo", 64)),
+    rate_seconds=40.0,
+    first_rate=2.0,
+    num_halvings=2,
+    flood_seconds=35.0,
+    quiet_rate=2.5,
+    flood_rate=8.0,
+    num_plays=4,
+)
+
+
+def request(drawn: random.Random, at_s: float, tenant: str, level: str, load: Load) -> TraceRequest:
+    lengths = load.documents if level == "document" else load.chats
     if level == "bulk":
-        lengths = drawn.choice([(100, 600), (3000, 12_000)])
-    shrink = scale if lengths[0] == 3000 else 1.0
-    num_tokens = int(drawn.randint(*lengths) * shrink)
-    return TraceRequest(at_s, num_tokens, drawn.randint(answers // 4, answers), tenant=tenant, service_level=level)
+        lengths = drawn.choice([load.chats, load.documents])
+    num_tokens = drawn.randint(*lengths)
+    answer = drawn.randint(load.answers // 4, load.answers)
+    return TraceRequest(at_s, num_tokens, answer, tenant=tenant, service_level=level)
 
 
-def mixed(
-    rate: float, seconds: float, scale: float, answers: int, *, bursts: bool, seed: int = 1
-) -> list[TraceRequest]:
+def mixed(rate: float, seconds: float, load: Load, *, bursts: bool, seed: int = 1) -> list[TraceRequest]:
     """Seven of ten are chats, one a document, and two come in bursts of the flooding tenant, where there are any."""
     drawn, at_s, found = random.Random(seed), 0.0, []
     while (at_s := at_s + drawn.expovariate(0.8 * rate)) < seconds:
         level = "document" if drawn.random() < 1 / 8 else "chat"
-        found.append(request(drawn, at_s, f"quiet-{drawn.randrange(QUIET_TENANTS)}", level, scale, answers))
+        found.append(request(drawn, at_s, f"quiet-{drawn.randrange(QUIET_TENANTS)}", level, load))
     for burst in range(int(seconds / BURST_EVERY_S) if bursts else 0):
         at_s = (burst + 0.5) * BURST_EVERY_S
         number = max(1, round(0.2 * rate * BURST_EVERY_S))
-        found += [request(drawn, at_s, FLOODER, "bulk", scale, answers) for _ in range(number)]
+        found += [request(drawn, at_s, FLOODER, "bulk", load) for _ in range(number)]
     return sorted(found, key=lambda one: one.arrival_s)
 
 
@@ -77,56 +141,84 @@ def is_kept(answered: Sequence[Answered], levels: ServiceLevels) -> bool:
     return True
 
 
-def best_rate(kept_at: Callable[[float], bool], first: float, num_halvings: int) -> float:
-    """The most requests a second that are kept, to a part in 2^num_halvings; 0: not even the first."""
+def searched(first: float, num_halvings: int) -> Generator[float, bool, float]:
+    """Rates to be tried, each answered with whether it is kept. Returns the most that is, to a part in
+    2^num_halvings; 0: not even the first."""
     low, high = 0.0, first
-    while kept_at(high) and high < 100 * first:
+    while high < 100 * first and (yield high):
         low, high = high, 2 * high
     for _ in range(num_halvings):
         middle = (low + high) / 2
-        low, high = (middle, high) if kept_at(middle) else (low, middle)
+        low, high = (middle, high) if (yield middle) else (low, middle)
     return low
 
 
-def rate_part(player: Simulated | Real, levels: ServiceLevels, options: argparse.Namespace) -> None:
-    is_real = isinstance(player, Real)
-    scale, answers, seconds, first = (0.25, 60, 60.0, 0.25) if is_real else (1.0, 200, 120.0, 2.0)
-    seconds = seconds / 3 if options.quick else seconds
-    ways = FIFO[1:3] if options.quick else FIFO
-    ways = ways[:2] if is_real else ways
-
-    def kept_rate(way: Way) -> float:
-        def kept_at(rate: float) -> bool:
-            return is_kept(player.play(way, mixed(rate, seconds, scale, answers, bursts=True)), levels)
-
-        return best_rate(kept_at, first, 3 if options.quick or is_real else 5)
-
-    rates = {way: kept_rate(way) for way in (*ways, OURS)}
-    print(f"\nRequests a second with every promise kept at p99 ({player.name}, {seconds:.0f} s)")
-    for way, rate in rates.items():
-        print(f"  {way!s:28} {rate:6.2f}")
-    best = max(rates[way] for way in ways)
+def rate_part(player: Player, levels: ServiceLevels, load: Load) -> None:
+    """All search side by side, so that each feels the same of what else goes on."""
+    ways = (*load.fifo, OURS)
+    searches = {way: searched(load.first_rate, load.num_halvings) for way in ways}
+    asked, rates = {way: next(search) for way, search in searches.items()}, dict[Way, float]()
+    while asked:
+        for way, rate in list(asked.items()):
+            answered = player.play(way, mixed(rate, load.rate_seconds, load, bursts=True))
+            try:
+                asked[way] = searches[way].send(is_kept(answered, levels))
+            except StopIteration as found:
+                rates[way] = found.value
+                del asked[way]
+    print(f"\nRequests a second with every promise kept at p99 ({player.name}, {load.rate_seconds:.0f} s)")
+    for way in ways:
+        print(f"  {way!s:28} {rates[way]:6.2f}")
+    best = max(rates[way] for way in load.fifo)
     print(f"  {OURS} over the best fifo: " + (f"{rates[OURS] / best:.2f} x" if best else "fifo keeps none at any rate"))
 
 
-def flood_part(player: Simulated | Real, options: argparse.Namespace) -> None:
-    is_real = isinstance(player, Real)
-    scale, answers, seconds, rate, flood_rate = (0.25, 60, 60.0, 0.5, 2.0) if is_real else (1.0, 200, 400.0, 10.0, 50.0)
-    seconds = seconds / 4 if options.quick else seconds
-    quiet = mixed(rate, seconds, scale, answers, bursts=False)
-    drawn, number = random.Random(7), int(flood_rate * seconds)
-    flood = [request(drawn, place / flood_rate, FLOODER, "chat", scale, answers) for place in range(number)]
-    print(f"\nQuiet tenants' p99 without and with a flood of {flood_rate:g} requests a second ({player.name})")
-    for way in (FIFO[1], OURS):
-        traces = (quiet, sorted([*quiet, *flood], key=lambda one: one.arrival_s))
-        played = [player.play(way, trace) for trace in traces]
+def quiet_ones(answered: Sequence[Answered]) -> list[Answered]:
+    """In the order they came in."""
+    found = [one for one in answered if one.request.tenant != FLOODER]
+    return sorted(found, key=lambda one: one.request.arrival_s)
+
+
+def changes(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Of p99 TTFT and p99 ITL, what the second side has over the first."""
+    (ttft_s, itl_s), (later_ttft_s, later_itl_s) = felt([one for one, _ in pairs]), felt([one for _, one in pairs])
+    return later_ttft_s / max(ttft_s, 1e-9) - 1, later_itl_s / max(itl_s, 1e-9) - 1
+
+
+def bounds(pairs: Sequence[Pair]) -> list[tuple[float, float]]:
+    """Between which nine of ten such changes lie, if other requests of the kind had come instead."""
+    drawn = random.Random(0)
+    again = [changes(drawn.choices(pairs, k=len(pairs))) for _ in range(RESAMPLED)]
+    both = [sorted(values) for values in zip(*again, strict=True)]
+    return [(values[RESAMPLED // 20], values[-RESAMPLED // 20 - 1]) for values in both]
+
+
+def flood_part(player: Player, load: Load) -> None:
+    ways = (load.fifo[0], OURS)
+    pairs: dict[Way, list[Pair]] = {way: [] for way in ways}
+    for seed in range(1, load.num_plays + 1):
+        quiet = mixed(load.quiet_rate, load.flood_seconds, load, bursts=False, seed=seed)
+        drawn, number = random.Random(6 + seed), int(load.flood_rate * load.flood_seconds)
+        flood = [request(drawn, place / load.flood_rate, FLOODER, "chat", load) for place in range(number)]
+        for way in ways:
+            traces = (quiet, sorted([*quiet, *flood], key=lambda one: one.arrival_s))
+            sides = [quiet_ones(player.play(way, trace, without=FLOODER)) for trace in traces]
+            pairs[way] += zip(*sides, strict=True)
+    print(
+        f"\nQuiet tenants' p99 without and with a flood of {load.flood_rate:g} requests a second ({player.name}; "
+        f"{load.num_plays} x {load.flood_seconds:.0f} s)"
+    )
+    for way in ways:
         for level in ("chat", "document"):
-            sides = [felt([one for one in of_level(one_s, level) if one.request.tenant != FLOODER]) for one_s in played]
+            own = [pair for pair in pairs[way] if pair[0].request.service_level == level]
+            sides = zip(*(felt([pair[side] for pair in own]) for side in (0, 1)), strict=True)
             shown = [
-                f"{name} {1e3 * before:7.1f} -> {1e3 * after:7.1f} ms ({after / max(before, 1e-9) - 1:+.0%})"
-                for name, before, after in zip(("TTFT", "ITL"), *sides, strict=True)
+                f"{name} {1e3 * before:7.1f} -> {1e3 * after:7.1f} ms ({change:+.0%}, from {low:+.0%} to {high:+.0%})"
+                for name, (before, after), change, (low, high) in zip(
+                    ("TTFT", "ITL"), sides, changes(own), bounds(own), strict=True
+                )
             ]
-            print(f"  {way!s:28} {level:9} {'; '.join(shown)}")
+            print(f"  {way!s:28} {level:9} {len(own):5}  {'; '.join(shown)}")
 
 
 def newcomer_part(options: argparse.Namespace) -> None:
@@ -168,13 +260,17 @@ def main() -> None:
     parser.add_argument("--on", default="h200,cpu")
     options = parser.parse_args()
     parts, on = options.parts.split(","), options.on.split(",")
-    players = [(Simulated(ON_H200), ON_H200)] if "h200" in on else []
-    sides: list[tuple[Simulated | Real, ServiceLevels]] = [*players, *([(Real(ON_CPU), ON_CPU)] if "cpu" in on else [])]
-    for player, levels in sides:
+    sides: list[tuple[Player, ServiceLevels, Load]] = []
+    if "h200" in on:
+        sides.append((Simulated(ON_H200), ON_H200, H200_LOAD))
+    if "cpu" in on:
+        sides.append((Real(ON_CPU, max_context=1024), ON_CPU, CPU_LOAD))
+    for player, levels, load in sides:
+        given = load.quick() if options.quick else load
         if "rate" in parts:
-            rate_part(player, levels, options)
+            rate_part(player, levels, given)
         if "flood" in parts:
-            flood_part(player, options)
+            flood_part(player, given)
     if "newcomer" in parts and "cpu" in on:
         newcomer_part(options)
 

@@ -62,7 +62,7 @@ ROOMS = {
     "cluster": room("core kv", "zmq msgspec"),
     "cluster.transfer": room("core", "numpy"),
     # How many replicas a load asks for, and what is done about it: arithmetic over signals.
-    "cluster.demand": room(),
+    "cluster.demand": room("core"),
     "cluster.autoscale": room("cluster.demand"),
     # What extras bring, each in one place.
     "cluster.deploy": room("core", "ray"),

@@ -61,6 +61,7 @@ def test_it_is_yaml_and_names_make_targets_that_exist(path: Path) -> None:
 def test_the_workflow_runs_make_check_on_every_version_that_is_supported() -> None:
     jobs = parsed(ROOT / ".github" / "workflows" / "check.yml")["jobs"]
     assert any(step.get("run", "").startswith("make check") for step in jobs["check"]["steps"])
+    assert any(step.get("run", "").startswith("make stress SECONDS=60") for step in jobs["check"]["steps"])
     assert any(step.get("run", "").startswith("make wheel") for step in jobs["wheel"]["steps"])
     classifiers = tomllib.loads(text_of("pyproject.toml"))["project"]["classifiers"]
     assert jobs["check"]["strategy"]["matrix"]["python"] == [line.rpartition(" ")[2] for line in classifiers]

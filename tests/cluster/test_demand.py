@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from twostroke.cluster.demand import (
-    MOST_OF_A_GAP,
     LevelSignals,
     Signals,
     Wish,
@@ -19,8 +18,9 @@ from twostroke.cluster.demand import (
     once_read,
     wanted,
 )
+from twostroke.core.service_level import STREAMS_SHARE
 
-GAP_S = 0.05 / MOST_OF_A_GAP
+GAP_S = 0.05 / STREAMS_SHARE
 """Promised, so that a step may take 50 ms."""
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.speculation.tiny import _SIZES, VOCAB_SIZE
 
+from twostroke.backends.host.kept_blocks import HostKeptBlocks
 from twostroke.backends.interface import BlockBackend
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BackendError, BadRequestError
@@ -174,6 +175,18 @@ def test_tokens_are_the_same_from_host_memory_and_from_disk_after_a_restart(
     assert first_turns and all(not any(timing.tier_tokens) for timing in first_turns)
     engine.clear_prefixes()
     assert not list((tmp_path / "kv").glob("*.kvsegment"))
+    engine.close()
+
+
+def test_memory_of_host_slots_is_had_ahead_so_that_no_spill_waits_for_it(
+    checkpoints: dict[tuple[str, WeightKind], Checkpoint],
+) -> None:
+    """A first touch is many times dearer than a copy, and spills are made where steps are launched."""
+    engine = make_engine(checkpoints["full", WeightKind.F32], "reference", "auto", 16, KVConfig(host_gb=0.02))
+    tiers = engine.scheduler.ledger.tiers
+    assert tiers is not None and isinstance(tiers.blocks, HostKeptBlocks)
+    ahead = tiers.blocks._ahead
+    assert ahead is not None and ahead.wait(60.0)
     engine.close()
 
 

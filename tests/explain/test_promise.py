@@ -10,6 +10,7 @@ import pytest
 from tests.explain.stage import Ask, Stage, prompt
 from twostroke.core.service_level import Promise
 from twostroke.core.timing import SequenceTiming
+from twostroke.explain.verdict import Cause
 
 LEVELS = """
 [levels.chat]
@@ -105,10 +106,22 @@ def test_a_slot_was_taken(folder: Path, levels: Path) -> None:
     assert "went into waiting for a running slot" in said(stage, timing)
 
 
+def test_it_waited_so_that_others_keep_their_gaps(folder: Path, levels: Path) -> None:
+    asks = {str(number): Ask(0.0, prompt(10 + number, 10), 60, service_level="even") for number in range(5)}
+    asks["late"] = Ask(0.1, prompt(50, 10), 5, service_level="prompt")
+    stage = Stage(folder, service_levels=levels)
+    timing = stage.play(asks)["late"]
+    assert timing.kept_ttft is False and timing.queue.gaps_s > 0.0
+    assert "waiting until streams ended, so that the others keep the gaps they were promised" in said(stage, timing)
+    start = stage.explain(timing).verdict.start
+    assert start is not None and start.cause is Cause.QUEUE
+    assert "one more stream would have made steps longer than was promised" in start.sentence
+
+
 def test_a_neighbours_prompt_made_its_stream_wait(folder: Path, levels: Path) -> None:
     asks = {"a": Ask(0.0, prompt(1, 20), 60, service_level="even")}
     asks |= {f"noisy {number}": Ask(0.1 + 0.02 * number, prompt(20 + number, 500), 2) for number in range(4)}
-    stage = Stage(folder, max_tokens_per_step=512, service_levels=levels)
+    stage = Stage(folder, max_tokens_per_step=512, service_levels=levels, policy="fifo")
     timing = stage.play(asks)["a"]
     assert timing.kept_itl is False and timing.kept_ttft is None
     sentence = said(stage, timing)
@@ -119,7 +132,7 @@ def test_a_neighbours_prompt_made_its_stream_wait(folder: Path, levels: Path) ->
 
 def test_too_many_streams_made_its_steps_long(folder: Path, levels: Path) -> None:
     asks = {str(number): Ask(0.0, prompt(10 + number, 10), 60, service_level="even") for number in range(16)}
-    stage = Stage(folder, service_levels=levels)
+    stage = Stage(folder, service_levels=levels, policy="fifo")
     timing = stage.play(asks)["0"]
     assert timing.kept_itl is False
     assert "15 other streams shared its steps on average" in said(stage, timing)
@@ -127,7 +140,7 @@ def test_too_many_streams_made_its_steps_long(folder: Path, levels: Path) -> Non
 
 def test_losing_its_kv_made_it_wait(folder: Path, levels: Path) -> None:
     asks = {"a": Ask(0.0, prompt(1, 100), 250), "b": Ask(0.01, prompt(2, 100), 100, service_level="even")}
-    stage = Stage(folder, num_blocks=24, service_levels=levels)
+    stage = Stage(folder, num_blocks=24, service_levels=levels, policy="fifo")
     played = stage.play(asks)
     for name in ("a", "b"):
         if played[name].preemptions:

@@ -174,6 +174,21 @@ def test_tenants_share_by_seconds_and_weight() -> None:
     played.end()
 
 
+def test_a_small_request_of_another_class_leaves_its_tenant_its_share() -> None:
+    heavy = replace(LEVELS, levels=(ServiceLevel("default"), ServiceLevel("heavy", weight=3.0)))
+    played = Played("fair", levels=heavy)
+    for _ in range(40):
+        played.add(0.0, 100, "default", "light")
+        played.add(0.0, 300, "heavy", "heavy")
+    played.add(0.0, 10, "default", "heavy")
+    played.replica.play_until(8.0)
+    read = {"light": 0, "heavy": 0}
+    for one in played.sequences:
+        read[one.request.tenant] += one.prompt_len if one.is_finished else one.num_computed
+    assert read["heavy"] / sum(read.values()) == pytest.approx(0.75, abs=0.05)
+    played.end()
+
+
 def test_how_long_pieces_are_is_forgotten_once_nobody_has_work() -> None:
     played = Played("fair")
     played.add(0.0, 90, "default", "one")

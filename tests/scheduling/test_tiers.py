@@ -19,6 +19,7 @@ from twostroke.core.timing import TierTokens
 from twostroke.kv.tiers.disk import DiskTier
 from twostroke.kv.tiers.tiers import KVTiers
 from twostroke.kv.tiers.worth import Worth
+from twostroke.scheduling.victims import loss
 
 WINDOWED = layout((None, 10), (5, 6))
 
@@ -65,6 +66,30 @@ def test_what_tiers_hold_is_not_refused_as_too_long_to_read(tmp_path: Path, with
     again = loop.add(request("again", range(22), max_tokens=4, arrival_s=loop.now_s, level="strict"))[0]
     loop.run()
     assert again.timing.cached_tokens == 20
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_who_loses_its_kv_costs_less_where_tiers_hold_it(tmp_path: Path, with_disk: bool) -> None:
+    """Two have read as much; of one all but the last tokens came from a tier, and are there still."""
+    kv_layout = layout((None, 24))
+    disk = disk_tier(tmp_path, kv_layout) if with_disk else None
+    loop = Loop(kv_layout, host_slots=30, disk=disk, step_seconds=lambda work: float(work.num_tokens))
+    loop.add(request("first", range(22), max_tokens=4))
+    loop.run()
+    for name in ("other", "third", "fourth"):
+        evict(loop, name)
+    kept = loop.add(request("again", range(22), max_tokens=9))[0]
+    fresh = loop.add(request("fresh", range(22), salt="nobody's", max_tokens=9))[0]
+    while not (kept.num_output and fresh.num_output):
+        loop.turn()
+    scheduler = loop.scheduler
+    assert kept.timing.cached_tokens == 20
+    prices = [loss(one, scheduler._forecast, scheduler.ledger, loop.now_s)[1] for one in (kept, fresh)]
+    held, load_s = scheduler.ledger.num_coming_back(kept)
+    assert held == 20 and prices[0] == pytest.approx(load_s + len(kept.tokens) - 20)
+    assert prices[1] == pytest.approx(len(fresh.tokens)) and prices[0] < prices[1]
+    loop.run()
+    loop.check_outputs()
 
 
 def test_no_salt_finds_what_another_left() -> None:

@@ -31,16 +31,16 @@ def test_none_gets_less_than_its_share_less_a_piece_while_it_has_work(
     time.begin("a", weight["a"])
     for _ in range(num_pieces):
         for name in data.draw(st.sets(st.sampled_from(list(weight)))) - {"a"}:
-            (time.end if name in active else lambda flow: time.begin(flow, weight[flow]))(name)
+            (time.end if name in active else time.begin)(name, weight[name])
             active ^= {name}
         writes = data.draw(st.sampled_from(sorted(active)))
         written_s = data.draw(st.sampled_from([0.0, 0.0, 0.3, 5.0]))
-        time.charge(writes, written_s)
+        time.charge(writes, written_s, weight[writes])
         given_s[writes] += written_s if writes == "a" else 0.0
         only_write = data.draw(st.sets(st.sampled_from(list(weight)))) - {"a"}
         following = time.in_turn(sorted(active - only_write), PIECE_S)[0]
         seconds = data.draw(st.floats(0.0, PIECE_S))
-        time.charge(following, seconds)
+        time.charge(following, seconds, weight[following])
         given_s[following] += seconds
         chosen_s += seconds
         share = weight["a"] / sum(weight.values())
@@ -73,12 +73,13 @@ def test_the_same_for_one_that_comes_later_but_for_what_others_have_lent(
 
 def test_weights_divide_what_is_given() -> None:
     time = VirtualTime()
-    for name, weight in (("light", 1.0), ("heavy", 3.0)):
-        time.begin(name, weight)
+    weight = {"light": 1.0, "heavy": 3.0}
+    for name in weight:
+        time.begin(name, weight[name])
     taken = []
     for _ in range(400):
         taken.append(time.in_turn(["light", "heavy"], 1.0)[0])
-        time.charge(taken[-1], 1.0)
+        time.charge(taken[-1], 1.0, weight[taken[-1]])
     assert taken.count("heavy") == pytest.approx(300, abs=2)
     assert time.share("heavy") == 0.75
 
@@ -94,10 +95,29 @@ def test_weights_divide_what_is_given_also_beside_one_that_takes_nothing_and_oth
     taken = []
     for _ in range(2000):
         taken.append(time.in_turn(["light", "heavy"], 1.0)[0])
-        time.charge(taken[-1], 1.0)
+        time.charge(taken[-1], 1.0, weight[taken[-1]])
         time.begin("guest")
         time.end("guest")
     assert taken.count("light") == pytest.approx(2000 * light / (light + 2.0), rel=0.05)
+
+
+def test_work_of_another_weight_changes_nobodys_share_but_by_what_it_takes() -> None:
+    time = VirtualTime()
+    for _ in range(9):
+        time.begin("heavy", 3.0)
+    time.begin("light")
+    time.begin("heavy", 1.0)
+    assert time.share("heavy") == pytest.approx(2.8 / 3.8)
+    taken = []
+    for _ in range(400):
+        taken.append(time.in_turn(["light", "heavy"], 1.0)[0])
+        time.charge(taken[-1], 1.0, 3.0 if taken[-1] == "heavy" else 1.0)
+    assert taken.count("heavy") == pytest.approx(300, abs=2)
+    time.end("heavy", 1.0)
+    assert time.share("heavy") == 0.75
+    for _ in range(9):
+        time.end("heavy", 3.0)
+    assert time.num_active == 1 and time.share("light") == 1.0
 
 
 def test_of_two_that_are_always_busy_neither_is_before_the_other() -> None:

@@ -13,6 +13,7 @@ from tests.server.running import RunningServer
 from twostroke.core.events import TokenEvent
 from twostroke.core.sequence import FinishReason
 from twostroke.core.service_level import Promise
+from twostroke.core.tier_report import TierReport
 from twostroke.core.timing import SequenceTiming
 from twostroke.server.level_metrics import judged
 from twostroke.server.messages import STEP_BUCKETS_S, Stats, StepHistogram
@@ -74,6 +75,29 @@ def test_the_engine_speaks_through_its_last_stats() -> None:
     assert found["twostroke_step_seconds_sum", (("kind", "decode"),)] == 12.5
 
 
+def families_with_tiers() -> set[str]:
+    """All that an engine with tiers for KV tells."""
+    one = {"disk": 1}
+    metrics = Metrics()
+    tiers = TierReport(one, one, one, one, one, one, one, recomputed_tokens=1)
+    metrics.engine = Stats(1, 2, 3, 40, 5, 60, 80, ((10, 20, 30),), {}, tiers=tiers)
+    return {family.name for family in text_string_to_metric_families(metrics.render().decode())}
+
+
+def test_the_dashboard_shows_what_tiers_hit_move_and_give_up() -> None:
+    dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    shown = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ()))
+    told = {name for name in families_with_tiers() if "_kv_tier_" in name}
+    assert len(told) == 6
+    documented = (ROOT / "docs" / "metrics.md").read_text()
+    for name in told:
+        assert f"`{name}" in documented, f"docs/metrics.md does not define {name}"
+    for name in ("hit_tokens", "moved_bytes", "dropped_blocks", "recomputed_tokens"):
+        assert f"twostroke_kv_tier_{name}_total" in shown
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places) == len({panel["id"] for panel in dashboard["panels"]})
+
+
 def test_every_metric_is_defined_and_the_dashboard_asks_for_none_that_is_not(server: RunningServer) -> None:
     server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 3})
     families = {family.name for family in text_string_to_metric_families(server.get("/metrics").text)}
@@ -85,6 +109,7 @@ def test_every_metric_is_defined_and_the_dashboard_asks_for_none_that_is_not(ser
     assert len(expressions) > 10
     import re
 
+    families |= families_with_tiers()
     for expression in expressions:
         for name in re.findall(r"twostroke_\w+", expression):
             assert re.sub(r"_(total|bucket|sum|count)$", "", name) in families, name

@@ -30,6 +30,7 @@ from twostroke.kv.tiers.segment import Record
 from twostroke.kv.tiers.tiers import KVTiers
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.advance import SequenceAdvance
+from twostroke.scheduling.gaps import Gaps
 from twostroke.scheduling.queue import RankedQueue
 from twostroke.scheduling.scheduler import Scheduler
 
@@ -226,6 +227,17 @@ def forget_restores(patch: Patch) -> None:
     patch.setattr(Snapshots, "restores", lambda states: restores(states) and ())
 
 
+def hold_for_gaps_of_nobody(patch: Patch) -> None:
+    """Where gaps are promised, a newcomer waits for streams to end also where there are none."""
+    holds = Gaps.holds
+
+    def forever(gaps: Gaps, newcomer: Sequence, running: Iterable[Sequence], now_s: float) -> bool:
+        streams = list(running)
+        return holds(gaps, newcomer, streams, now_s) or (gaps.may_hold and not streams)
+
+    patch.setattr(Gaps, "holds", forever)
+
+
 PLANTED: dict[Callable[[Patch], None], Iterable[str]] = {
     skip_a_release: [CONSERVATION],
     allocate_twice: [CONSERVATION],
@@ -247,6 +259,7 @@ PLANTED: dict[Callable[[Patch], None], Iterable[str]] = {
     believe_the_disk: [TOKENS],
     leave_a_host_slot_pinned: [CONSERVATION],
     forget_restores: [TOKENS],
+    hold_for_gaps_of_nobody: ["stands still"],
 }
 
 

@@ -101,6 +101,10 @@ def _play(
 
 
 def _simulated(model: str, replicas: ReplicasWish, config: EngineConfig, speculating: Speculating | None) -> Simulated:
+    kv = config.kv
+    for flag, asked in (("--kv-host-gb", kv.host_gb), ("--kv-disk", kv.disk), ("--kv-disk-gb", kv.disk_gb)):
+        if asked is not None:
+            raise BadRequestError(f"{flag} is not simulated: what a device forgets is computed again; leave it out")
     if replicas.on == "this":
         return here(model, config, speculating)
     from twostroke.cli.simulate_device import on_device

@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from twostroke.core.service_level import STREAMS_SHARE, most_streams
+
 HORIZON_S = 60.0
 """How far ahead KV is looked at, if nobody says: about as long as another replica takes to be there."""
 MOST_BUSY = 0.9
 """The share of its time that an engine may read prompts: above it, waits grow out of proportion."""
 FULL = 0.9
 """The share of KV from which on newcomers push others out."""
-MOST_OF_A_GAP = 0.85
-"""Of a promised gap, what a step of streams alone may take: one that also takes in a newcomer is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def _by_gaps(signals: Signals) -> tuple[float, str] | None:
     promised_s = level.itl_s or math.inf
     text = f"a step of {signals.running_decode} streams takes {seconds_text(step_s)}"
     promised = f"{level.name} promises gaps of {seconds_text(promised_s)}"
-    least_s, most_s = 0.0 if alone_s is None else min(alone_s, step_s), MOST_OF_A_GAP * promised_s
+    least_s, most_s = 0.0 if alone_s is None else min(alone_s, step_s), STREAMS_SHARE * promised_s
     if most_s <= least_s:
         return 1.0, f"{text}, and {promised}: a single stream takes {seconds_text(least_s)}, so replicas would not help"
     share = (step_s - least_s) / (most_s - least_s)
@@ -221,14 +221,7 @@ def fitting_streams(levels: Sequence[LevelSignals], most: int, step_s: Callable[
     level = _strictest(levels)
     if level is None or level.itl_s is None:
         return None
-    fits, fits_not = 0, most + 1
-    while fits_not - fits > 1:
-        number = (fits + fits_not) // 2
-        if step_s(number) <= MOST_OF_A_GAP * level.itl_s:
-            fits = number
-        else:
-            fits_not = number
-    return fits
+    return most_streams(level.itl_s, most, step_s)
 
 
 def seconds_text(value: float) -> str:

@@ -3,7 +3,7 @@ a request for which that cannot be kept. Knows no queue and no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -13,6 +13,9 @@ DEFAULT_LEVEL = "default"
 """The class of a request that names none."""
 KEPT_SHARE = 0.99
 """An answer kept its inter-token promise if this share of its gaps was no longer than promised."""
+
+STREAMS_SHARE = 0.85
+"""Of a promised gap, what a step of streams alone may take: one that also takes in a newcomer is longer."""
 
 WhenLate = Literal["queue", "refuse"]
 """A request whose first token cannot come in time: it waits all the same, or is refused at once."""
@@ -74,3 +77,20 @@ class ServiceLevels:
             if level.name == wanted:
                 return level
         raise BadRequestError(f"service_level must be one of {', '.join(self.names)}, not {name!r:.60}")
+
+
+def streams_fit(step_s: float, itl_s: float) -> bool:
+    """Whether streams whose steps take so long keep gaps that were promised to be no longer than `itl_s`."""
+    return step_s <= STREAMS_SHARE * itl_s
+
+
+def most_streams(itl_s: float, most: int, step_s: Callable[[int], float]) -> int:
+    """How many of at most `most` streams fit. `step_s`: what a step of this many should take; more take no less."""
+    fits, fits_not = 0, most + 1
+    while fits_not - fits > 1:
+        number = (fits + fits_not) // 2
+        if streams_fit(step_s(number), itl_s):
+            fits = number
+        else:
+            fits_not = number
+    return fits

@@ -65,6 +65,8 @@ class QueueRecord:
     """The first sample of the same request was reading the prompt for all of them."""
     tiers_s: float = 0.0
     """Blocks of those that wait were on their way from disk."""
+    gaps_s: float = 0.0
+    """One more stream would have made steps longer than was promised to those who write, or to the first in line."""
     refused_s: float | None = None
     """When it was first in line, and was first refused for want of blocks."""
     short_blocks: tuple[int, ...] = ()

@@ -62,6 +62,5 @@ def make_peers(fleet: FleetSettings, tiers: KVTiers, backend: BlockBackend, mode
     tiers.peers = Peers(
         tiers.host, tiers.blocks, _Named(transport), model, backend.block_format, backend.block_converter()
     )
-    tiers.blocks.touch_ahead()  # prompts come from the first moment on, and first touches are most of a handoff's time
     contact = transport.contact
     return f"fleet: KV goes by {why}, from {contact.host}:{contact.port}"

@@ -93,6 +93,7 @@ def make_tiers(
         folder = Path(config.disk).expanduser().absolute()
         disk = DiskTier(folder, disk_bytes, identity, layout.block_size)
     blocks = backend.keep_blocks(num_slots)
+    blocks.touch_ahead()  # a first touch takes many times what a copy does, and spills and handoffs wait for it
     tiers = KVTiers(HostTier(num_slots), block_format, blocks, disk=disk, worth=Worth(prefill_seconds))
     kept = f"{' + '.join(map(str, num_slots))} blocks in {size(host_bytes)} of host memory"
     if disk is None:

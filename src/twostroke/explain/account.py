@@ -19,6 +19,8 @@ class StartAccount:
 
     whole_s: float
     slots_s: float
+    gaps_s: float
+    """Until steps were short enough for one more stream."""
     blocks_s: float
     """For want of KV: in the queue, and preempted before the first token."""
     prompts_s: float
@@ -88,7 +90,7 @@ def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardsti
     away_s = sum(end_s - start_s for start_s, end_s in away_spans(timing) if end_s <= first_token_s)
     own_s += queue.sibling_s  # another sample of the request read the same prompt
     own_s += queue.tiers_s  # its KV was read from disk
-    rest_s = timing.ttft_s - queue.slots_s - queue.blocks_s - away_s - beside_s - own_s
+    rest_s = timing.ttft_s - queue.slots_s - queue.gaps_s - queue.blocks_s - away_s - beside_s - own_s
     floor_s = prefill_floor_s(
         facts.shape, timing.cached_tokens, timing.prompt_tokens - timing.cached_tokens, facts.ceilings
     )
@@ -96,6 +98,7 @@ def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardsti
     return StartAccount(
         whole_s=timing.ttft_s,
         slots_s=queue.slots_s,
+        gaps_s=queue.gaps_s,
         blocks_s=queue.blocks_s + away_s,
         prompts_s=max(0.0, rest_s),
         beside_s=beside_s,

@@ -51,6 +51,7 @@ def _who_took(timing: SequenceTiming, account: StartAccount) -> list[str]:
     computed = timing.prompt_tokens - timing.cached_tokens
     parts = [
         (account.slots_s, "waiting for a running slot"),
+        (account.gaps_s, "waiting until streams ended, so that the others keep the gaps they were promised"),
         (account.blocks_s, "waiting for KV space"),
         (account.prompts_s, f"other requests' work before its own{_ahead(timing)}"),
         (account.beside_s, "other prompts and streams in the steps that read it"),

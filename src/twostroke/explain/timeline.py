@@ -157,6 +157,7 @@ def _add_away(
 def queue_note(queue: QueueRecord) -> str:
     reasons = (
         (queue.slots_s, f"all {queue.running_limit} running slots were taken"),
+        (queue.gaps_s, "one more stream would have made steps longer than promised"),
         (queue.blocks_s, "KV had no room"),
         (queue.prompts_s, "steps were full of older work"),
         (queue.sibling_s, "another sample was reading the same prompt"),

@@ -153,6 +153,7 @@ def _plain_stream(timing: SequenceTiming, facts: EngineFacts) -> Finding | None:
 def find_start(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick, account: StartAccount) -> Finding:
     parts: list[tuple[float, Callable[[], tuple[Cause, str, Change | None]]]] = [
         (account.slots_s, lambda: _no_slot(timing, facts, yardstick, account)),
+        (account.gaps_s, lambda: _long_steps(timing, account)),
         (account.blocks_s, lambda: _no_blocks(timing, facts, account)),
         (account.prompts_s + account.beside_s, lambda: _neighbours(timing, yardstick, account)),
         (account.others_s, lambda: _others_at_the_start(account)),
@@ -180,6 +181,12 @@ def _no_slot(
     taken = f"{queue.running_limit} of {queue.running_limit} running slots were taken{ahead}"
     what = f"{_before(account.slots_s, account)} went into the queue ({taken})"
     return Cause.QUEUE, what, changes.more_slots(timing, facts, account, yardstick)
+
+
+def _long_steps(timing: SequenceTiming, account: StartAccount) -> tuple[Cause, str, Change | None]:
+    ahead = f", {wording.count(timing.queue.ahead, 'request')} ahead of it" if timing.queue.ahead else ""
+    what = f"{_before(account.gaps_s, account)} went into the queue (one more stream would have made steps longer than"
+    return Cause.QUEUE, f"{what} was promised{ahead})", None
 
 
 def _no_blocks(timing: SequenceTiming, facts: EngineFacts, account: StartAccount) -> tuple[Cause, str, Change | None]:

@@ -25,7 +25,7 @@ from twostroke.kv.matching import PrefixMatch, PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import Digest, PrefixIndex
 from twostroke.kv.prefix_memory import PrefixMemory
-from twostroke.kv.recall import recalled
+from twostroke.kv.recall import kept_behind, recalled
 from twostroke.kv.snapshots import SNAPSHOT_TOKENS, Snapshots
 from twostroke.kv.tiers.tiers import KVTiers
 
@@ -376,6 +376,18 @@ class KVLedger:
         if self.states is not None:
             shared = min(shared, self.states.keeping(sequence).last // block_size * block_size)
         return min(shared, len(sequence.tokens) - 1)
+
+    def num_coming_back(self, sequence: Sequence) -> tuple[int, float]:
+        """Of a running sequence's tokens, those that need not be computed again if it loses its blocks: what others
+        hold, too, and behind that what tiers hold; and the predicted seconds to load the latter, if that pays."""
+        shared, block_size = self.num_shared(sequence), self.layout.block_size
+        if self.tiers is None or self.states is not None:
+            return shared, 0.0
+        num_blocks, load_s = kept_behind(self.tiers, self._chains.of(sequence), shared // block_size)
+        num_tokens = min(num_blocks * block_size, len(sequence.tokens) - 1 - shared)
+        if num_tokens <= 0 or not self.tiers.worth.loads(shared, num_tokens, load_s):
+            return shared, 0.0
+        return shared + num_tokens, load_s
 
     # Looking on
 

@@ -28,6 +28,7 @@ from twostroke.kv.matching import PrefixMatch
 from twostroke.kv.recall import load_seconds, tier_tokens
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.forecast import Forecast
+from twostroke.scheduling.gaps import Gaps
 from twostroke.scheduling.line import Line
 from twostroke.scheduling.output_lengths import OutputLengths, peak_growth
 from twostroke.scheduling.plan import StepPlan
@@ -50,11 +51,14 @@ class Candidate(NamedTuple):
 
 
 class Admission:
-    def __init__(self, config: SchedulerConfig, ledger: KVLedger, policy: Policy, forecast: Forecast) -> None:
+    def __init__(
+        self, config: SchedulerConfig, ledger: KVLedger, policy: Policy, forecast: Forecast, gaps: Gaps
+    ) -> None:
         self._config = config
         self._ledger = ledger
         self._policy = policy
         self._forecast = forecast
+        self.gaps = gaps
         self._lengths = OutputLengths()
         self.total_tokens = TokenLimit(config, ledger.max_total_tokens).total_tokens
         pools = zip(ledger.layout.groups, ledger.pools, strict=True)  # states do not grow: they need no reserve
@@ -157,7 +161,10 @@ class Admission:
         return may_begin
 
     def fitting(self, head: Sequence) -> Candidate | None:
-        """The same, if there is KV for it, and it need not wait for the disk."""
+        """The same, if streams keep their gaps with it, there is KV for it, and it need not wait for the disk."""
+        if self.gaps.holds(head, self.running, self.waits.now_s):
+            self.waits.reason = Wait.GAPS
+            return None
         match = self._ledger.match(head)
         if self._is_short(head, match):
             return None
@@ -188,6 +195,7 @@ class Admission:
     def admit(self, plan: StepPlan, candidate: Candidate) -> None:
         """Let it in: it is given its matched blocks and a row, and no work yet."""
         head, match = candidate
+        self.gaps.let_in(head, self.running)
         self.running.add(head, self._rank_behind_others(head, self.waiting.take(head, self.waits.now_s)))
         self._shares.add(head)
         self._first_samples.pop(head.seq_id, None)
@@ -284,17 +292,24 @@ class Admission:
     # Running to waiting
 
     def make_way(self) -> None:
-        """Where all slots are taken and whoever is first in line has none, one of those who hold several gives way."""
+        """Where whoever is first in line waits for a slot, or for shorter steps, one of those who hold several slots
+        gives way."""
         if (sequence := self.who_gives_way()) is not None:
             self._pause(sequence)
             sequence.timing.gave_way += 1
             self.waiting.give_way(sequence, self.waits.now_s)
 
     def who_gives_way(self) -> Sequence | None:
-        if not len(self.waiting) or not self.is_taken or not self._policy.calls_take_turns:
+        if not len(self.waiting) or not (self.is_taken or self.gaps.may_hold):
             return None
         head = self.waiting.first(self._is_eligible, self.waits.now_s)
-        return None if head is None else self._shares.who_gives_way(head, reversed(self.running))
+        if head is None or not (self.is_taken or self.gaps.holds(head, self.running, self.waits.now_s)):
+            return None
+        return self.who_makes_way_for(head)
+
+    def who_makes_way_for(self, head: Sequence) -> Sequence | None:
+        """If it were first in line, and found no slot."""
+        return self._shares.who_gives_way(head, reversed(self.running)) if self._policy.calls_take_turns else None
 
     def make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
         """Blocks for `sequence` up to `end`, if need be by preempting younger ones. False: only older ones, or such as
@@ -344,6 +359,7 @@ class Admission:
 
     def stop_running(self, sequence: Sequence, *, tainted: bool = False) -> None:
         self.running.remove(sequence)
+        self.gaps.forget(sequence.seq_id)
         self._shares.remove(sequence)
         self._ledger.release(sequence, tainted=tainted)
         if self._arriving.pop(sequence.seq_id, None) is None:

@@ -12,7 +12,7 @@ from twostroke.kv.recall import load_seconds
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.forecast import Forecast
 from twostroke.scheduling.prefill import PrefillPlanner
-from twostroke.scheduling.promises import Promises, refuse_late
+from twostroke.scheduling.promises import Promises, refuse_late, refuse_uneven
 
 
 class Newcomers:
@@ -40,6 +40,7 @@ class Newcomers:
         for sequence in samples:
             sequence.timing.promise = promise
         if level.when_late == "refuse":
+            refuse_uneven(level, self._admission.gaps.alone_s(first))
             refuse_late(level, load_s + self._first_token_s(first), reading_s)
         for sibling in samples[1:]:
             forecast.expect(sibling, sibling.prompt_len - 1)
@@ -61,11 +62,15 @@ class Newcomers:
         """From now to its first token."""
         self._prefills.note_streams()
         ahead_s, ahead = self._admission.ahead_of(newcomer)
-        num_slots_short = max(0, ahead + 1 - self._admission.num_free_slots)
+        finds_room = ahead == 0 and self._admission.who_makes_way_for(newcomer) is not None
+        num_slots_short = 0 if finds_room else max(0, ahead + 1 - self._admission.num_free_slots)
         own_s = self._forecast.reading_s(newcomer)
         in_line_s = self._forecast.first_token_s(ahead_s, own_s, num_slots_short)
         has_ends = self._forecast.between_ends_s.value > 0.0
         room_s = self._room_s(newcomer, 0 if has_ends else num_slots_short)
+        if not finds_room:
+            running, more_tokens = self._admission.running, self._admission.more_tokens
+            room_s = max(room_s, self._admission.gaps.wait_s(newcomer, ahead, running, more_tokens))
         return max(in_line_s, room_s + self._forecast.first_token_s(0.0, own_s)) if room_s else in_line_s
 
     def _room_s(self, newcomer: Sequence, num_slots_short: int) -> float:

@@ -27,6 +27,15 @@ class Promises:
         self._itl_s = {level.name: level.itl_s for level in levels.levels if level.itl_s is not None}
         self._full_step = StepWork(((0, max_tokens_per_step),), 1)
 
+    @property
+    def bounds_gaps(self) -> bool:
+        """Whether any class promises gaps, by what somebody said."""
+        return bool(self._itl_s)
+
+    def itl_s(self, sequence: Sequence) -> float:
+        """The gap that its class was promised; what is derived bounds nothing. Infinite: none was."""
+        return self._itl_s.get(sequence.request.service_level or DEFAULT_LEVEL, inf)
+
     def promise_to(self, level: ServiceLevel, reading_s: float) -> Promise:
         """A request of this class whose prompt takes so long to read."""
         if not level.is_derived or self.forecast.step_seconds is nominal_seconds:
@@ -40,6 +49,16 @@ class Promises:
             return inf
         levels = {sequence.request.service_level or DEFAULT_LEVEL for sequence in streams}
         return min((self._itl_s[name] for name in levels if name in self._itl_s), default=inf)
+
+
+def refuse_uneven(level: ServiceLevel, alone_s: float) -> None:
+    """Raises PromiseError where the class refuses, and promises gaps that this stream's are not within even alone."""
+    if level.when_late == "refuse" and level.itl_s is not None and alone_s > level.itl_s:
+        raise PromiseError(
+            f"the class {level.name} promises gaps of {level.itl_s * 1e3:.3g} ms, and a token of this answer takes "
+            f"{alone_s * 1e3:.3g} with nobody beside it: another class may take it",
+            inf,
+        )
 
 
 def refuse_late(level: ServiceLevel, predicted_s: float, reading_s: float = 0.0) -> None:

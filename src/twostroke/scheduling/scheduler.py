@@ -23,6 +23,7 @@ from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, until_over
 from twostroke.scheduling.drafted import forget_dropped, note_drafts
 from twostroke.scheduling.forecast import Forecast, StepSeconds
+from twostroke.scheduling.gaps import Gaps
 from twostroke.scheduling.newcomers import Newcomers
 from twostroke.scheduling.pace import Pace
 from twostroke.scheduling.plan import Drafting, StepPlan
@@ -69,7 +70,8 @@ class Scheduler:
         config, ledger = self.config, self.ledger
         self._promises = Promises(levels, self._forecast, config.max_tokens_per_step)
         self._policy = policy_named(policy, self._forecast, config.priority_aging_s, levels)
-        self._admission = Admission(config, ledger, self._policy, self._forecast)
+        gaps = Gaps(self._promises, self._forecast, holds=self._policy.paces)
+        self._admission = Admission(config, ledger, self._policy, self._forecast, gaps)
         self._decodes = DecodePlanner(ledger, self._admission, drafting, self._max_drafts)
         self._prefills = PrefillPlanner(config, ledger, self._admission, self._policy, self._promises, self._pace)
         self._newcomers = Newcomers(ledger, self._forecast, self._promises, self._admission, self._prefills)

@@ -10,10 +10,11 @@ from twostroke.scheduling.forecast import Forecast
 
 
 def loss(sequence: Sequence, forecast: Forecast, ledger: KVLedger, now_s: float) -> tuple[bool, float]:
-    """Whether taking its KV breaks a promise, and the seconds to compute what nobody else holds of it again. The least
-    loses least."""
+    """Whether taking its KV breaks a promise, and the seconds to have it again: to compute what nobody else holds of it
+    and no tier, and to load the rest. The least loses least."""
     promise = sequence.timing.promise
-    redo_s = forecast.prefill_s(ledger.num_shared(sequence), len(sequence.tokens))
+    num_held, load_s = ledger.num_coming_back(sequence)
+    redo_s = load_s + forecast.prefill_s(num_held, len(sequence.tokens))
     if promise is None:
         return False, redo_s
     if sequence.num_output:

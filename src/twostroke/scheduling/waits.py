@@ -16,6 +16,8 @@ class Wait(IntEnum):
     PROMPTS = 3
     SIBLING = 4
     TIERS = 5
+    GAPS = 6
+    """One more stream would make steps longer than was promised."""
 
 
 class WaitClock:
@@ -55,4 +57,4 @@ class WaitClock:
         record = sequence.timing.queue
         record.slots_s, record.blocks_s = waited[Wait.SLOTS], waited[Wait.BLOCKS]
         record.prompts_s, record.sibling_s = waited[Wait.PROMPTS], waited[Wait.SIBLING]
-        record.tiers_s = waited[Wait.TIERS]
+        record.tiers_s, record.gaps_s = waited[Wait.TIERS], waited[Wait.GAPS]

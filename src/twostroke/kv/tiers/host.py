@@ -69,6 +69,10 @@ class HostTier:
         kept = self._kept[group].get(node.digest)
         return kept if kept is not None and kept.node.same_prefix(node) else None
 
+    def names(self, node: PrefixNode, group: int) -> bool:
+        """Whether a block of this name is there, whatever its tokens."""
+        return node.digest in self._kept[group]
+
     def touch(self, kept: Kept) -> None:
         self._kept[kept.group].move_to_end(kept.node.digest)
 

@@ -1,6 +1,6 @@
 """Tenants share the engine by the seconds that they take, and of a tenant's requests the one that is due first goes
 first. A tenant that floods waits behind itself alone: whatever it takes is put to its account, reading and writing, and
-whoever took less goes before it. Weights are those of the requests' classes."""
+whoever took less goes before it. Each second counts by the weight of the class of the request that took it."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Fair(Slack):
     def enter(self, sequence: Sequence) -> None:
         flow = self.flow(sequence)
         self._number[flow] += 1
-        self._time.begin(flow, self._weights[sequence.request.service_level or DEFAULT_LEVEL])
+        self._time.begin(flow, self._weight(sequence))
 
     def leave(self, sequence: Sequence) -> None:
         flow = self.flow(sequence)
         self._number[flow] -= 1
+        self._time.end(flow, self._weight(sequence))
         if not self._number[flow]:
             del self._number[flow]
-            self._time.end(flow)
             self._owed_s.pop(flow, None)
             self._passing.discard(flow)
         if not self._number:
@@ -72,8 +72,12 @@ class Fair(Slack):
     def note_reading(self, sequence: Sequence, seconds: float, now_s: float) -> None:
         super().note_reading(sequence, seconds, now_s)
         self._longest_s = max(self._longest_s, seconds)
-        self._time.charge(self.flow(sequence), seconds)
+        self._time.charge(self.flow(sequence), seconds, self._weight(sequence))
 
     def note_writing(self, sequences: list[Sequence], seconds: float) -> None:
-        for flow, number in Counter(map(self.flow, sequences)).items():
-            self._time.charge(flow, seconds * number / len(sequences))
+        slots = Counter((self.flow(sequence), self._weight(sequence)) for sequence in sequences)
+        for (flow, weight), number in slots.items():
+            self._time.charge(flow, seconds * number / len(sequences), weight)
+
+    def _weight(self, sequence: Sequence) -> float:
+        return self._weights[sequence.request.service_level or DEFAULT_LEVEL]

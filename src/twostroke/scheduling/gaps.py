@@ -1,0 +1,139 @@
+"""Whether one more stream leaves those who write the gaps that they were promised, and itself. Who would make steps too
+long waits until others have ended. Knows what steps cost and what was promised; knows no queue.
+
+Progress: with nobody who writes, everybody is let in, and those who write come to an end. A promise holds nobody once
+it cannot be kept: by the hardware, alone; or by a newcomer that would have to wait longer than its first token may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Series
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from twostroke.core.sequence import Sequence
+from twostroke.core.service_level import most_streams, streams_fit
+from twostroke.cost.floor import StepWork
+from twostroke.scheduling.forecast import Forecast, nominal_seconds
+from twostroke.scheduling.policies.slack import UNPROMISED_S
+from twostroke.scheduling.promises import Promises
+
+STEPS_TO_JOIN = 2
+"""Behind the end of a stream, until another has its first token in its place: the step in flight, and its own."""
+
+
+class Gaps:
+    def __init__(self, promises: Promises, forecast: Forecast, *, holds: bool = True) -> None:
+        """`holds`: whether the policy looks at what was promised."""
+        self._promises = promises
+        self._forecast = forecast
+        self._may_hold = holds and promises.bounds_gaps
+        self._lost: set[int] = set()
+        """Those who run and were let in though steps were too long for them: theirs is no reason to hold others."""
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether anybody may ever wait for this: gaps are promised, and what steps cost is known."""
+        return self._may_hold and self._forecast.step_seconds is not nominal_seconds
+
+    def holds(self, newcomer: Sequence, running: Iterable[Sequence], now_s: float) -> bool:
+        """Whether it has to wait until some of these have ended."""
+        if not self.may_hold or not _writes(newcomer):
+            return False
+        streams = [one for one in running if _writes(one)]
+        if not streams:
+            return False
+        together_s = self._step_s([*streams, newcomer])
+        if not streams_fit(together_s, self._tightest_s(streams)):
+            return True
+        own_s = self._own_s(newcomer)
+        return not streams_fit(together_s, own_s) and now_s + together_s <= self._waits_until_s(newcomer)
+
+    def let_in(self, newcomer: Sequence, running: Iterable[Sequence]) -> None:
+        """It joins these."""
+        if self.may_hold and (own_s := self._promises.itl_s(newcomer)) < inf and _writes(newcomer):
+            together = [*(one for one in running if _writes(one)), newcomer]
+            if not streams_fit(self._step_s(together), own_s):
+                self._lost.add(newcomer.seq_id)
+
+    def forget(self, seq_id: int) -> None:
+        """It does not run any more."""
+        self._lost.discard(seq_id)
+
+    def alone_s(self, newcomer: Sequence) -> float:
+        """A gap of it with nobody beside it; 0: it has none, or nobody knows."""
+        return self._step_s([newcomer]) if self.may_hold and _writes(newcomer) else 0.0
+
+    def wait_s(
+        self,
+        newcomer: Sequence,
+        ahead: int,
+        running: Iterable[Sequence],
+        more_tokens: Callable[[Sequence], int],
+    ) -> float:
+        """Until so many have ended that a newcomer may write beside the others, if that many go before it: by what each
+        of them will still write, a token a step, as if all had contexts of the same length."""
+        if not self.may_hold or not _writes(newcomer):
+            return 0.0
+        streams = [one for one in running if _writes(one)]
+        limit_s = min(self._tightest_s(streams), self._own_s(newcomer))
+        if limit_s == inf:
+            return 0.0
+        contexts = [_context(one) for one in (*streams, newcomer)]
+        length = sum(contexts) // len(contexts)
+
+        def step_s(number: int) -> float:
+            return self._forecast.step_seconds(StepWork(contexts=[length] * number))
+
+        most = max(1, most_streams(limit_s, len(streams) + ahead + 1, step_s))
+        ends = [more_tokens(one) for one in streams]  # in steps from now
+        answers = [one.num_output + left for one, left in zip(streams, ends, strict=True)] or [more_tokens(newcomer)]
+        answer, begins = sum(answers) // len(answers), 0
+        heapify(ends)
+        for _ in range(ahead + 1):
+            while len(ends) >= most:
+                begins = heappop(ends)
+            heappush(ends, begins + answer)
+        return (begins + STEPS_TO_JOIN) * step_s(most) if begins else 0.0
+
+    def _tightest_s(self, streams: Series[Sequence]) -> float:
+        """The shortest gap promised to one of these, of those that can be kept."""
+        shortest: dict[float, int] = {}  # by promise, the context of the shortest stream that has it
+        for one in streams:
+            itl_s = self._promises.itl_s(one)
+            if itl_s < inf and one.seq_id not in self._lost:
+                shortest[itl_s] = min(shortest.get(itl_s, _context(one)), _context(one))
+        step_seconds = self._forecast.step_seconds
+        kept = (itl_s for itl_s in sorted(shortest) if streams_fit(step_seconds(_alone(shortest[itl_s])), itl_s))
+        return next(kept, inf)
+
+    def _own_s(self, newcomer: Sequence) -> float:
+        """What it was promised, if it can be kept at all."""
+        own_s = self._promises.itl_s(newcomer)
+        return own_s if own_s < inf and streams_fit(self._step_s([newcomer]), own_s) else inf
+
+    def _waits_until_s(self, newcomer: Sequence) -> float:
+        """From when on even steps let it in that are long for it: it would break another promise of its own. Where that
+        is broken already, or was never given, it waits no longer than anybody whom nothing was promised."""
+        if newcomer.num_output:
+            return -inf  # every moment is a gap
+        promise = newcomer.timing.promise
+        ttft_s = None if promise is None else promise.ttft_s
+        due_s = newcomer.request.arrival_s + (UNPROMISED_S if ttft_s is None else ttft_s)
+        return self._forecast.last_start_s(newcomer, due_s)
+
+    def _step_s(self, streams: Series[Sequence]) -> float:
+        return self._forecast.step_seconds(StepWork(contexts=[_context(one) for one in streams]))
+
+
+def _writes(sequence: Sequence) -> bool:
+    """Whether it has gaps."""
+    return not sequence.request.wants_vector and sequence.max_total_tokens > sequence.prompt_len + 1
+
+
+def _context(sequence: Sequence) -> int:
+    return max(len(sequence.tokens), sequence.next_position) + 1
+
+
+def _alone(context: int) -> StepWork:
+    return StepWork(contexts=[context])
