@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from twostroke.core.request import Request
 from twostroke.core.step import DecodeSlot, DraftCosts
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
-from twostroke.speculation.trust import Trust
 from twostroke.speculation.turn import Turn
 
 logger = logging.getLogger("twostroke.speculation")
@@ -30,11 +29,10 @@ class UnseenDrafts:
     ) -> None:
         """`seconds`: what drafts take, by the number of streams and of drafts each; 0: nobody knows. `most`: drafts of
         a stream; `max_context`: of longer streams none."""
-        self.name, self._source, self.seconds = name, source, seconds
+        self.name, self.source, self.seconds = name, source, seconds
         self._most, self._max_context = most, max_context
         self._turn = Turn(self)
         self._streams: set[int] = set()
-        self._trust = Trust()
         self.doubt: str | None = None
         """What was said of drafts that never hold."""
 
@@ -42,11 +40,11 @@ class UnseenDrafts:
         asked = request.sampling.speculation
         if asked is None or (not asked.is_off and asked.method in (None, self.name)):
             self._streams.add(seq_id)
-            self._turn.acceptance.open(seq_id)
+            self._turn.open(seq_id, request)
 
     def close(self, seq_id: int) -> None:
         self._streams.discard(seq_id)
-        self._turn.acceptance.close(seq_id)
+        self._turn.close(seq_id)
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """The device knows them."""
@@ -81,8 +79,6 @@ class UnseenDrafts:
         num_held = min(len(came) - 1, num_drafts)
         guesses = (*came[:num_held], NO_TOKEN)[:num_drafts]
         self._turn.learn(seq_id, Proposal(guesses, (1.0,) * len(guesses)), came)
-        self._trust.guessed(seq_id, guesses[0])
-        self._trust.came(seq_id, came)
-        if self.doubt is None and (doubt := self._trust.doubt(self._source)) is not None:
+        if (doubt := self._turn.take_doubt()) is not None:
             self.doubt = doubt
             logger.warning(doubt)
