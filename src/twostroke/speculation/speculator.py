@@ -43,6 +43,8 @@ class Draft:
     method: str
     token_ids: tuple[int, ...]
     chances: tuple[float, ...]
+    survivals: tuple[float, ...] = ()
+    """Of those that are no guesses at tokens in flight, the chance that each holds with all before it, as learnt."""
 
 
 @dataclass(slots=True)
@@ -179,11 +181,12 @@ class Speculator:
             return {}
         found = self._best(slots, len(step.decodes), step.draft_costs, ahead)
         counts = pays([chances for _, chances in found], len(step.decodes), step.draft_costs)
-        for slot, (draft, _), count in zip(slots, found, counts, strict=True):
+        for slot, (draft, survivals), count in zip(slots, found, counts, strict=True):
             rest = self._rests[slot.seq_id]
             if count:
-                count += ahead.get(slot.seq_id, 0)
-                self._drafts[slot.seq_id] = Draft(draft.method, draft.token_ids[:count], draft.chances[:count])
+                survivals, count = survivals[:count], count + ahead.get(slot.seq_id, 0)
+                kept = draft.token_ids[:count], draft.chances[:count], tuple(survivals)
+                self._drafts[slot.seq_id] = Draft(draft.method, *kept)
                 rest.next = 0
             elif all(self._turns[name].may_rest for name in self._methods[slot.seq_id]):
                 rest.left, rest.next = rest.next, min(MAX_REST, 2 * rest.next + 1)
