@@ -35,7 +35,9 @@ class Counting:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         return [
-            Proposal(tuple(self._last + self._by * (1 + place) for place in range(ask.most)), (self._chance,) * ask.most)
+            Proposal(
+                tuple(self._last + self._by * (1 + place) for place in range(ask.most)), (self._chance,) * ask.most
+            )
             for ask in asks
         ]
 
