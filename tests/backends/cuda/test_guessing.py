@@ -81,7 +81,7 @@ def test_what_holds_is_guessed_on_and_what_never_holds_is_not(by: int, drafts: b
 
 @pytest.mark.parametrize(("chance", "method"), [(0.99, "counting"), (0.2, "eagle3")])
 def test_the_device_is_asked_where_it_promises_more_than_what_was_looked_up(chance: float, method: str) -> None:
-    """Its drafts usually hold three times of four, all together; those that were looked up are as likely as they say."""
+    """Its drafts usually hold three times of four, all together; those that were looked up as often as they say."""
     guesser = Guesser()
     guesser.speculator = Speculator([Counting(1, chance)], vocab_size=100_000)
     unseen = UnseenDrafts("eagle3", "a head", lambda num_streams, num_drafts: 0.01 * num_drafts)
