@@ -63,9 +63,7 @@ def test_what_was_measured_stands_beside_what_was_predicted(apparatus: Apparatus
     assert "Random text: up to " in finding.sentence and "No token changes." in finding.sentence
 
 
-def test_every_text_is_written_by_several_streams_too(
-    apparatus: Apparatus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_text_is_written_by_several_streams_too(apparatus: Apparatus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted length and speed against the batch, of each text, beside the prediction."""
     [text] = texts_of(apparatus.assembly, apparatus.prompt)
     named = [replace(text, name=name) for name in (EDIT, PROSE, RANDOM)]
@@ -79,7 +77,7 @@ def test_every_text_is_written_by_several_streams_too(
     assert lengths.y.label == "accepted length (tokens a step)" and gains.y.label == "speed against no drafts (times)"
     for panel in (lengths, gains):
         assert panel.x.ticks == tuple(map(float, batches))
-        assert [one.label for one in panel.series if one.label] [: len(named)] == [one.name for one in named]
+        assert [one.label for one in panel.series if one.label][: len(named)] == [one.name for one in named]
     for name, series in zip((EDIT, PROSE, RANDOM), lengths.series, strict=True):
         for batch, value in zip(batches, series.y, strict=True):
             runs = finding.numbers["accepted_length"][f"{name}, 16 drafts, batch {batch}"]

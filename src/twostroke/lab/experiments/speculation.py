@@ -80,7 +80,9 @@ def measure(apparatus: Apparatus, say: Say) -> Finding:
             for batch in _batches(apparatus, text, num_tokens):
                 say(f"{text.name}, {batch} streams, round {number + 1} of {rounds}")
                 for count in (0, most[-1]):
-                    _play(apparatus, found.setdefault((text.name, count, batch), Runs()), text, count, batch, num_tokens)
+                    _play(
+                        apparatus, found.setdefault((text.name, count, batch), Runs()), text, count, batch, num_tokens
+                    )
     return _finding(apparatus, found, [text.name for text in texts], most, num_tokens)
 
 
@@ -211,9 +213,7 @@ def _panels(prediction: Prediction, found: Found, most: list[int], batches: dict
     return [*panels, *_in_company(prediction, found, most[-1], shared)] if shared else panels
 
 
-def _in_company(
-    prediction: Prediction, found: Found, count: int, batches: dict[str, list[int]]
-) -> tuple[Panel, Panel]:
+def _in_company(prediction: Prediction, found: Found, count: int, batches: dict[str, list[int]]) -> tuple[Panel, Panel]:
     """Of texts that several streams wrote at once: what was accepted, and what it gained."""
     lengths, gains = [], []
     for name, own in batches.items():
