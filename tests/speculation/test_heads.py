@@ -227,14 +227,14 @@ def test_a_head_that_is_never_right_is_doubted(made: Made, make_llm: MakeLLM, tm
     head = copy(made.head)
     head.target_ids = torch.tensor([token for token in range(VOCAB_SIZE) if token not in said][:DRAFT_VOCAB_SIZE])
     llm = make_llm(f"eagle3:{head.save(tmp_path / 'foreign')}", rooms=False)
-    faults: list[str] = llm.engine.backend.speculator.faults  # type: ignore[attr-defined]
+    doubts: list[str] = llm.engine.backend.speculator.doubts  # type: ignore[attr-defined]
     for _ in range(MOST_ROUNDS):
         llm.generate(PROMPTS, LONGER)
-        if faults:
+        if doubts:
             break
-    assert len(faults) == 1 and "foreign hardly ever guesses right (0 of " in faults[0]
+    assert len(doubts) == 1 and "foreign hardly ever guesses right (0 of " in doubts[0]
     llm.generate(PROMPTS, LONGER)
-    assert len(faults) == 1
+    assert len(doubts) == 1
 
 
 def test_trust_counts_first_guesses() -> None:

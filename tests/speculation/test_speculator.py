@@ -388,18 +388,18 @@ def test_a_drafter_of_another_model_is_noticed_while_it_sits_out(monkeypatch, to
     drafter = Computing(clock=clock, token_s=token_s)
     speculator = begun(drafter)
     num_steps = 0
-    while not speculator.faults:
+    while not speculator.doubts:
         followed(speculator, [8])
         num_steps += 1
         assert num_steps < 50 * (3 + 100 * TRIAL_TOKENS * token_s)
-    assert speculator.faults == [
+    assert speculator.doubts == [
         "a head hardly ever guesses right (0 of 40 first drafts): it was most likely made for another model"
     ]
     assert num_steps > 100, "it sat most of them out"
     assert clock.now_s < 0.02 * num_steps + 10 * token_s * TRIAL_TOKENS, "and took next to no time"
     for _ in range(2000):
         followed(speculator, [8])
-    assert len(speculator.faults) == 1
+    assert len(speculator.doubts) == 1
 
 
 def test_one_that_fell_behind_while_it_sat_out_is_asked_twice(monkeypatch):
@@ -409,7 +409,7 @@ def test_one_that_fell_behind_while_it_sat_out_is_asked_twice(monkeypatch):
     speculator = begun(drafter)
     for _ in range(5000):
         followed(speculator, [8])
-    assert speculator.faults, "its guesses came, though it was behind at most trials"
+    assert speculator.doubts, "its guesses came, though it was behind at most trials"
     waited = 0
     while not followed(speculator, [1, 2, 3, 4, 9]):
         drafter.token_s = 0.03  # meanwhile it pays

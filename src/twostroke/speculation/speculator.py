@@ -75,6 +75,8 @@ class Speculator:
         self.faults: list[str] = []
         """What went wrong, a sentence each, the latest last: of each drafter its first fault, and that it is asked no
         more."""
+        self.doubts: list[str] = []
+        """Of drafters that hardly ever guess right, a sentence each: nothing went wrong, but they bring nothing."""
 
     def watch(self, matcher_of: MatcherOf) -> None:
         """Grammars say what is forced, and what is drafted in vain."""
@@ -305,7 +307,8 @@ class Speculator:
         for turn, proposal in proposed:
             turn.learn(seq_id, proposal, came)
             if (doubt := turn.take_doubt()) is not None:
-                self._tell(doubt)
+                self.doubts.append(doubt)
+                logger.warning(doubt)
 
     def settle(self, seq_id: int, token_ids: Sequence[int]) -> Drafted | None:
         """These tokens came for a row: the drafts that held, and the slot's own behind them."""
