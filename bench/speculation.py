@@ -5,8 +5,9 @@
 
 A turn runs every request of a workload plain and with drafts, one right after the other, the order changing from turn
 to turn, and gives the ratio of their seconds a token; the figure is the median of the ratios. No request can learn from
-another: each has a salt of its own. `edit` asks for a file of this repository with a change, and what holds is up to
-the model; `again` is the same with the salt of the turn before. `random` goes on behind random tokens, `noise` draws
+another: each has a salt of its own. `edit` asks for a file with a change, and what holds is up to the model; `again` is
+the same with the salt of the turn before. The texts are `bench/speculation_texts`: files and pages of this repository
+as they were once, so that a later run has the same work. `random` goes on behind random tokens, `noise` draws
 at a high temperature. `streams` is 16 requests at once.
 
 On a busy machine, `--threads 1 --cpu-time` counts what this process computed, not how long it waited for a core."""
@@ -27,13 +28,9 @@ from twostroke.core.events import TokenEvent
 from twostroke.core.speculation import NO_DRAFTS, SpeculationParams
 from twostroke.core.timing import SequenceTiming
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-EDITED = (
-    "src/twostroke/backends/cuda/attention_table.py",
-    "tests/backends/cuda/compiled_kernels.py",
-    "src/twostroke/server/pulse.py",
-)
-SUMMARISED = ("docs/speculation.md", "docs/two-phases.md", "docs/architecture.md")
+TEXTS = Path(__file__).resolve().parent / "speculation_texts"
+EDITED = ("edit-attention_table.txt", "edit-compiled_kernels.txt", "edit-pulse.txt")
+SUMMARISED = ("summary-speculation.txt", "summary-two-phases.txt", "summary-architecture.txt")
 QUESTIONS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short story about a dog that learns to swim.",
@@ -74,20 +71,15 @@ class Bench:
         """The answer is begun: a model this small otherwise writes about the file."""
         found = []
         for name in EDITED:
-            text = (REPOSITORY / name).read_text()
+            text = (TEXTS / name).read_text()
             begun = "# Edited.\n" + "\n".join(text.split("\n")[:2]) + "\n"
             prompt = self.chat(f"{text}\n\nWrite the file above again with a new first line.", begun)
             found.append(Asked(prompt, len(self._llm.tokenizer.encode(text))))
         return found
 
     def summaries(self) -> list[Asked]:
-        found = []
-        for name in SUMMARISED:
-            path = REPOSITORY / name
-            if path.exists():
-                text = path.read_text()[:2400]
-                found.append(Asked(self.chat(f"{text}\n\nSummarise the text above."), SUMMARY_TOKENS))
-        return found
+        prompts = [self.chat(f"{(TEXTS / name).read_text()}\n\nSummarise the text above.") for name in SUMMARISED]
+        return [Asked(prompt, SUMMARY_TOKENS) for prompt in prompts]
 
     def chats(self) -> list[Asked]:
         return [Asked(self.chat(question), CHAT_TOKENS) for question in QUESTIONS]

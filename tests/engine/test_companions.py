@@ -17,6 +17,7 @@ from twostroke.engine.companions import beside, plan_companion, refuse_other_tok
 from twostroke.machine import MemorySpace, detect
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
+from twostroke.speculation.methods import Method, computing_methods, methods_of
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.token_bytes import Spelling
 from twostroke.text.tokenizer import Tokenizer
@@ -94,6 +95,41 @@ def test_backends_that_cannot_run_it_say_so(folders: dict[str, Path]) -> None:
 
     with pytest.raises(BackendError, match="the single backend runs no second model yet"):
         plan_companion("draft", load_checkpoint(folders["llama"]), 1, CONFIG, OneModel(), detect())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("variant", ["lfm2", "granite_hybrid", "qwen3_5"])
+def test_a_model_that_keeps_states_drafts_for_no_other(
+    folders: dict[str, Path], tmp_path: Path, variant: str, backend: str
+) -> None:
+    """What a state has taken in cannot be taken out again where a guess fails; for itself such a model has drafts."""
+    folder, _ = make_tiny(variant, tmp_path)
+    asked = replace(CONFIG, backend=backend, quantise=None, speculate=f"draft:{folder}")
+    with pytest.raises(BackendError) as refused:
+        prepare_model(str(folders["llama"]), asked)
+    assert str(refused.value) == (
+        f"the draft model {folder} cannot draft: it keeps states, which cannot be taken back where a draft fails"
+    )
+
+
+def test_auto_is_taken_beside_others() -> None:
+    auto = methods_of("auto")
+    head = Method("eagle3", "a/folder")
+    assert methods_of("auto,eagle3:a/folder") == (*auto, head)
+    assert methods_of("eagle3:a/folder, auto") == (head, *auto)
+    assert computing_methods("auto,eagle3:a/folder") == [head]
+    with pytest.raises(BadRequestError, match="names a method twice"):
+        methods_of("auto,ngram")
+    with pytest.raises(BadRequestError, match="speculate must be"):
+        methods_of("auto:a/folder")
+
+
+def test_what_auto_has_looks_up_beside_a_model_that_drafts(folders: dict[str, Path]) -> None:
+    assembly = build(str(folders["llama"]), replace(CONFIG, speculate=f"auto,draft:{folders['llama']}"), text=False)
+    try:
+        assert set(assembly.engine.draft_methods) == {"grammar", "suffix", "ngram", "draft"}
+    finally:
+        assembly.engine.close()
 
 
 @pytest.mark.parametrize(

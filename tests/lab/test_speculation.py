@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,29 @@ def test_what_was_measured_stands_beside_what_was_predicted(apparatus: Apparatus
     assert all(value > 0.0 for value in numbers["predicted_token_s"].values())
     assert set(numbers["accepted_length"][f"{RANDOM}, 0 drafts, batch 1"]) == {1.0}
     assert "Random text: up to " in finding.sentence and "No token changes." in finding.sentence
+
+
+def test_every_text_is_written_by_several_streams_too(apparatus: Apparatus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted length and speed against the batch, of each text, beside the prediction."""
+    [text] = texts_of(apparatus.assembly, apparatus.prompt)
+    named = [replace(text, name=name) for name in (EDIT, PROSE, RANDOM)]
+    monkeypatch.setattr(speculation, "texts_of", lambda assembly, prompt: named)
+    finding = speculation.measure(apparatus, lambda told: None)
+    batches = finding.numbers["batch"]
+    assert batches[0] == 1 and len(batches) > 1
+    keys = {f"{one.name}, {count} drafts, batch {batch}" for one in named for count in (0, 16) for batch in batches}
+    assert keys <= set(finding.numbers["accepted_length"])
+    lengths, gains = finding.chart.panels[2:]
+    assert lengths.y.label == "accepted length (tokens a step)" and gains.y.label == "speed against no drafts (times)"
+    for panel in (lengths, gains):
+        assert panel.x.ticks == tuple(map(float, batches))
+        assert [one.label for one in panel.series if one.label][: len(named)] == [one.name for one in named]
+    for name, series in zip((EDIT, PROSE, RANDOM), lengths.series, strict=True):
+        for batch, value in zip(batches, series.y, strict=True):
+            runs = finding.numbers["accepted_length"][f"{name}, 16 drafts, batch {batch}"]
+            assert value == pytest.approx(statistics.median(runs))
+    assert len([one for one in gains.series if one.mark is speculation._mark(apparatus.prediction)]) == len(named)
+    assert f"the {RANDOM} by {batches[-1]} streams" in finding.sentence
 
 
 def test_a_watcher_that_was_there_is_there_again(apparatus: Apparatus) -> None:

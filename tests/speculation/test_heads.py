@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.models.heads.published import PublishedHead, medusa_tensors
+from tests.models.heads.published import DRAFT_VOCAB_SIZE, VOCAB_SIZE, PublishedHead, medusa_tensors
 from tests.models.tiny_checkpoints import make_tiny
 from twostroke import LLM, SamplingParams
 from twostroke.backends.host.head_drafter import LEAST_SURVIVAL
@@ -29,7 +30,7 @@ from twostroke.engine.offline import GenerationResult
 from twostroke.models.loading import load_checkpoint
 from twostroke.scheduling.plan import Drafting
 from twostroke.speculation.drafter import Ask, Proposal
-from twostroke.speculation.trust import TRIALS, Trust
+from twostroke.speculation.trust import FEW_TRIALS, TRIALS, Trust
 
 BACKENDS = ("reference", "cpu")
 MODELS = ("llama", "mistral")
@@ -45,6 +46,9 @@ LITTLE_KV_BYTES = {"llama": 150_000, "mistral": 300_000}
 """Two of the longer prompts and their answers do not fit side by side."""
 LIKE_PUBLISHED = 0.7
 """Of first guesses by native code, at least: chance would bring one in a hundred."""
+LONGER = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
+MOST_ROUNDS = 80
+"""Of answers, until a head is doubted that sits out most steps: some thousand steps."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=11, max_tokens=24, ignore_eos=True, repetition_penalty=1.1)
 SAMPLING = [GREEDY, replace(SEEDED, n=2), replace(SEEDED, logprobs=2, seed=3)]
@@ -102,14 +106,15 @@ MakeLLM = Callable[..., LLM]
 def make_llm(request: pytest.FixtureRequest, made: Made) -> Iterator[MakeLLM]:
     opened: list[LLM] = []
 
-    def make(speculate: str, way: EngineConfig = CONFIG) -> LLM:
+    def make(speculate: str, way: EngineConfig = CONFIG, *, rooms: bool = True) -> LLM:
+        """Without `rooms` the engine decides by its own costs whether drafts pay."""
         kind = {"quantise": None} if request.param == "reference" else {}
         if way is WAYS["little KV"]:
             way = replace(way, kv=KVConfig(memory_bytes=LITTLE_KV_BYTES[made.name]))
         config = replace(way, backend=request.param, speculate=speculate, **kind)
         llm = LLM.from_assembly(assemble(load_checkpoint(made.folder), None, config))
         opened.append(llm)
-        if speculate != "off":
+        if speculate != "off" and rooms:
             llm.engine.scheduler.draft(Room())
         return llm
 
@@ -215,28 +220,38 @@ def test_a_head_of_another_model_is_refused(made: Made, make_llm: MakeLLM, tmp_p
         make_llm("mtp")
 
 
-def test_a_head_that_is_never_right_is_doubted(made: Made, make_llm: MakeLLM) -> None:
-    """By its first guesses, whether they were computed or not; once."""
-    llm = make_llm(made.heads["eagle3"])
-    backend: Any = llm.engine.backend
-    trust: Trust = backend.companion_drafters[0]._trust
-    trust.num_tried, trust.num_right = TRIALS - 5, 0
-    llm.generate(PROMPTS, replace(GREEDY, max_tokens=40))
-    assert trust.num_tried > TRIALS
-    faults = [fault for fault in backend.speculator.faults if "made for another model" in fault]
-    assert len(faults) == (trust.num_right < 0.02 * trust.num_tried) == 1
+def test_a_head_that_is_never_right_is_doubted(made: Made, make_llm: MakeLLM, tmp_path: Path) -> None:
+    """By its first guesses, whether they were computed or not; once. Nobody makes room for it here: the engine decides
+    by its own costs whom to ask. Its vocabulary has no token that the model says, so it is never right by chance."""
+    said = set(np.concatenate([one.samples[0].token_ids for one in make_llm("off").generate(PROMPTS, LONGER)]).tolist())
+    head = copy(made.head)
+    head.target_ids = torch.tensor([token for token in range(VOCAB_SIZE) if token not in said][:DRAFT_VOCAB_SIZE])
+    llm = make_llm(f"eagle3:{head.save(tmp_path / 'foreign')}", rooms=False)
+    doubts: list[str] = llm.engine.backend.speculator.doubts  # type: ignore[attr-defined]
+    for _ in range(MOST_ROUNDS):
+        llm.generate(PROMPTS, LONGER)
+        if doubts:
+            break
+    assert len(doubts) == 1 and "foreign hardly ever guesses right (0 of " in doubts[0]
+    llm.generate(PROMPTS, LONGER)
+    assert len(doubts) == 1
 
 
 def test_trust_counts_first_guesses() -> None:
     trust = Trust()
-    trust.guessed(1, 7)
-    trust.came(1, [7, 8])
-    trust.came(1, [7])  # nothing was guessed
-    trust.guessed(1, 7)
-    trust.came(1, [9])
+    trust.learn(True)
+    trust.learn(False)
     assert (trust.num_tried, trust.num_right) == (2, 1)
+    assert trust.doubt("h") is None
+    trust.num_tried, trust.num_right = FEW_TRIALS - 1, 0
+    assert trust.doubt("h") is None
+    trust.learn(False)
+    assert "h hardly ever guesses right (0 of 40 first drafts)" in str(trust.doubt("h"))
+    assert trust.is_open, "one that is right after all may take it back"
+    trust.learn(True)
     assert trust.doubt("h") is None
     trust.num_tried, trust.num_right = TRIALS, TRIALS // 40
     assert trust.doubt("h") is None
     trust.num_right = TRIALS // 100
     assert "h hardly ever guesses right (4 of 400 first drafts)" in str(trust.doubt("h"))
+    assert not trust.is_open

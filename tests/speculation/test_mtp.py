@@ -20,7 +20,10 @@ from tests.models.tiny_checkpoints import make_tiny
 from tests.speculation.hybrids import CHUNKED, Mended, answers_of, llm_of, num_drafts, short_prefixes
 from tests.speculation.test_heads import CONFIG, GREEDY, PROMPTS, SAMPLING, Listener, tokens
 from twostroke.backends.host.head_drafter import LEAST_SURVIVAL
+from twostroke.backends.host.mtp import MetExperts
 from twostroke.config import EngineConfig
+from twostroke.models.heads import mtp
+from twostroke.models.loading import load_checkpoint
 
 BESIDE = ("qwen3_5", "qwen3_next", "qwen3_5_moe")
 """Dense, and with experts."""
@@ -166,3 +169,30 @@ def check_proposals(made: Made, model: Path, backend: str, config: EngineConfig)
     else:  # the model's own states are rounded otherwise: of guesses that are nearly equal, another may be first
         assert np.mean([found[0] == expected[0] for found, expected in chains]) >= 0.9
     assert max(len(proposal.token_ids) for _, _, proposal in heard) >= 2
+
+
+def test_experts_are_expanded_as_tokens_meet_them(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more are kept than were planned for, and what is proposed stays: here as few as one token meets."""
+    monkeypatch.setattr(mtp, "KEPT_TIMES", 1)
+    head = mtp.load_mtp(load_checkpoint(made.folder))
+    moe, floats = head.spec.layer.moe, {name: tensor.to_float32() for name, tensor in head.tensors.items()}
+    everything = sum(value.size for value in floats.values())
+    if moe is None:
+        assert mtp.expanded_values(head) == everything
+        return
+    of_experts = sum(value.size for name, value in floats.items() if name.startswith("experts."))
+    kept = moe.experts_per_token
+    assert kept < moe.num_experts
+    assert mtp.expanded_values(head) == everything - of_experts + of_experts * kept // moe.num_experts
+    experts = MetExperts(head.tensors, kept)
+    for expert in (*range(moe.num_experts), 0, 0):
+        for name, value in experts[expert].items():
+            assert np.array_equal(value, floats[f"experts.{expert}.{name}"])
+        assert len(experts) <= kept
+    with llm_of(made.folder, "reference", "mtp") as llm:
+        network: Any = llm.engine.backend.companion_drafters[0]._network  # type: ignore[attr-defined]
+        listener = Listener(llm.engine.backend.companion_drafters[0])  # type: ignore[attr-defined]
+        llm.generate(PROMPTS, replace(GREEDY, max_tokens=8))
+        assert len(network._experts) == kept
+    heard = [(list(one.token_ids), made.chain(known, most)) for known, most, one in listener.heard if most]
+    assert len(heard) > 3 and all(found == expected for found, expected in heard)

@@ -343,3 +343,75 @@ def test_one_that_finds_nothing_more_is_asked_where_it_is_named():
             speculator.settle(0, [token])
         methods = {turn(speculator, [7, 5, 6])[1].method for _ in range(4)}
         assert methods == {asked}
+
+
+class Computing(Scripted):
+    """One that computes, from a file; it can say something only if it was asked in the step before, or lately."""
+
+    source = "a head"
+    patience = 10**9
+
+    def __init__(self, **named):
+        super().__init__(**named)
+        self.num_unasked, self.is_behind = 0, False
+
+    def begin(self, step):
+        self.num_unasked += 1
+
+    def follow(self, done):
+        self.is_behind = self.num_unasked > self.patience
+
+    def propose(self, asks):
+        found = super().propose(asks)
+        self.num_unasked = 0
+        return [Proposal((), ()) for _ in asks] if self.is_behind else found
+
+    def seconds(self, num_streams, num_drafts):
+        return self.asked_s + num_drafts * self.token_s
+
+
+DRAFTS_COST = DraftCosts((0, 4), (1.0, 1.2))
+
+
+def followed(speculator, came, most=4):
+    """One step of row 0, followed by those that compute; whether drafts were computed."""
+    step = Step(1, decodes=(DecodeSlot(0, 9, Drafts(most)),), draft_costs=DRAFTS_COST)
+    speculator.update(step, done=object())
+    is_drafted = bool(speculator.draft(step))
+    speculator.settle(0, came)
+    return is_drafted
+
+
+@pytest.mark.parametrize("token_s", [0.03, 0.3, 2.0])
+def test_a_drafter_of_another_model_is_noticed_while_it_sits_out(monkeypatch, token_s):
+    clock = Clock(monkeypatch)
+    drafter = Computing(clock=clock, token_s=token_s)
+    speculator = begun(drafter)
+    num_steps = 0
+    while not speculator.doubts:
+        followed(speculator, [8])
+        num_steps += 1
+        assert num_steps < 50 * (3 + 100 * TRIAL_TOKENS * token_s)
+    assert speculator.doubts == [
+        "a head hardly ever guesses right (0 of 40 first drafts): it was most likely made for another model"
+    ]
+    assert num_steps > 100, "it sat most of them out"
+    assert clock.now_s < 0.02 * num_steps + 10 * token_s * TRIAL_TOKENS, "and took next to no time"
+    for _ in range(2000):
+        followed(speculator, [8])
+    assert len(speculator.doubts) == 1
+
+
+def test_one_that_fell_behind_while_it_sat_out_is_asked_twice(monkeypatch):
+    clock = Clock(monkeypatch)
+    drafter = Computing(clock=clock, token_s=0.3)
+    drafter.patience = 20
+    speculator = begun(drafter)
+    for _ in range(5000):
+        followed(speculator, [8])
+    assert speculator.doubts, "its guesses came, though it was behind at most trials"
+    waited = 0
+    while not followed(speculator, [1, 2, 3, 4, 9]):
+        drafter.token_s = 0.03  # meanwhile it pays
+        waited += 1
+        assert waited < 5000

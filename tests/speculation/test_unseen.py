@@ -8,6 +8,8 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.speculation import SpeculationParams
 from twostroke.core.step import NO_COSTS, DecodeSlot, DraftCosts, Drafts
+from twostroke.speculation.trust import FEW_TRIALS
+from twostroke.speculation.turn import TRIAL_SHARE, TRIAL_TOKENS
 from twostroke.speculation.unseen import UnseenDrafts
 
 NUMBERS = (1, 2, 4, 7)
@@ -103,13 +105,34 @@ def test_requests_say_who_drafts(speculation: SpeculationParams | None, is_asked
     assert not unseen.counts(slots(4), 1, NO_COSTS, NUMBERS)
 
 
-def test_a_head_that_is_never_right_is_doubted() -> None:
-    unseen = opened()
-    for number in range(400):
-        assert unseen.doubt is None
-        unseen.learn(0, 4, [number % 7])
-    assert "a head hardly ever guesses right (0 of 400 first drafts)" in str(unseen.doubt)
+@pytest.mark.parametrize("a_draft_s", [0.0001, A_DRAFT_S, 0.01])
+def test_a_head_that_is_never_right_is_doubted_soon(a_draft_s: float) -> None:
+    """In every way that it is asked for one stream: what it costs decides how often, and it sits out most steps."""
+    unseen = opened(a_draft_s=a_draft_s)
+    steps_a_trial = max(4, int(TRIAL_TOKENS * a_draft_s / (TRIAL_SHARE * COSTS.with_drafts(0))) + 3)
+    num_steps = num_asked = 0
+    while unseen.doubt is None:
+        num_steps += 1
+        assert num_steps <= FEW_TRIALS * steps_a_trial
+        count = unseen.counts(slots(7), 1, COSTS, NUMBERS).get(0, 0)
+        num_asked += count > 0
+        unseen.learn(0, count, [num_steps % 7])
+    assert num_asked == FEW_TRIALS
+    assert "a head hardly ever guesses right (0 of 40 first drafts)" in unseen.doubt
+    for _ in range(9 * FEW_TRIALS * steps_a_trial):  # it is asked on, but less
+        count = unseen.counts(slots(7), 1, COSTS, NUMBERS).get(0, 0)
+        num_asked += count > 0
+        unseen.learn(0, count, [3])
+    assert FEW_TRIALS < num_asked < 9 * FEW_TRIALS
+
+
+def test_a_head_that_is_right_is_not_doubted_nor_one_that_guesses_noise() -> None:
     held = opened()
     for _ in range(500):
         held.learn(0, 4, [3, 4])
     assert held.doubt is None
+    noisy = drafter()
+    noisy.open(0, Request("r", (1, 2), SamplingParams(temperature=1.5)), (1, 2))
+    for _ in range(500):
+        noisy.learn(0, 4, [3])
+    assert noisy.doubt is None

@@ -45,7 +45,12 @@ SECTIONS: dict[str, Section] = {
     ],
     "states": [check(["convolution", "delta_net", "mamba", "states"]), UNTIMED],
     "families": [check(["families"], only="not gpt_oss"), UNTIMED],
-    "drafts": [check(["device_drafters", "structured_drafts"]), script("timing", "drafts", SHAPE)],
+    "drafts": [
+        check(["device_drafters", "structured_drafts", "tiered_drafters"]),
+        check(["eagle3", "eagle3_engine"]),
+        check(["mtp", "drafters_beside_states"]),
+        script("timing", "drafts", SHAPE),
+    ],
     "tiers": [check(["kept_blocks"]), UNTIMED],
 }
 

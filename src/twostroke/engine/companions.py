@@ -21,7 +21,7 @@ from twostroke.models.families.rope import MAX_CONTEXT
 from twostroke.models.heads import Head
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.heads.mtp import MtpHead
+from twostroke.models.heads.mtp import MtpHead, expanded_values
 from twostroke.models.heads.mtp_names import MTP
 from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec
 from twostroke.text.tokenizer import Tokenizer
@@ -110,7 +110,10 @@ def _head_needs(head: Head, factory: BackendFactory, formats: Formats) -> HeadNe
         attention = head.spec.layer.attention
         assert isinstance(attention, GroupedAttention | LatentAttention)
         kv_bytes = attention.kv_values * _FLOAT32_BYTES + _block_end_bytes(head)
-    num_values = sum(prod(tensor.shape) for tensor in head.tensors.values())
+    if isinstance(head, MtpHead):
+        num_values = expanded_values(head)
+    else:
+        num_values = sum(prod(tensor.shape) for tensor in head.tensors.values())
     return HeadNeeds(FLOAT32, num_values * _FLOAT32_BYTES, kv_bytes)
 
 

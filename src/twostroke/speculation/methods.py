@@ -39,15 +39,16 @@ class Method:
 
 
 def methods_of(asked: str) -> tuple[Method, ...]:
-    """What `--speculate` says: `auto`, `off`, or names with a comma between them; raises BadRequestError."""
+    """What `--speculate` says: `off`, or names with a comma between them, of which `auto` stands for those that need no
+    file; raises BadRequestError."""
     if asked == OFF:
         return ()
-    if asked == AUTO:
-        return tuple(map(Method, TEXT_DRAFTERS))
-    found = []
+    found: list[Method] = []
     for part in asked.split(","):
         name, _, source = part.strip().partition(":")
-        if name in (*TEXT_DRAFTERS, *OWN_DRAFTERS) and not source:
+        if name == AUTO and not source:
+            found += map(Method, TEXT_DRAFTERS)
+        elif name in (*TEXT_DRAFTERS, *OWN_DRAFTERS) and not source:
             found.append(Method(name))
         elif name in MODEL_DRAFTERS and source:
             found.append(Method(name, source))

@@ -43,6 +43,8 @@ class Draft:
     method: str
     token_ids: tuple[int, ...]
     chances: tuple[float, ...]
+    survivals: tuple[float, ...] = ()
+    """Of those that are no guesses at tokens in flight, the chance that each holds with all before it, as learnt."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class Speculator:
         self.faults: list[str] = []
         """What went wrong, a sentence each, the latest last: of each drafter its first fault, and that it is asked no
         more."""
+        self.doubts: list[str] = []
+        """Of drafters that hardly ever guess right, a sentence each: nothing went wrong, but they bring nothing."""
 
     def watch(self, matcher_of: MatcherOf) -> None:
         """Grammars say what is forced, and what is drafted in vain."""
@@ -109,10 +113,6 @@ class Speculator:
             spent_s = turn.spent_s
             self._guarded(turn, partial(drafter.follow, done))
             turn.spent_s = spent_s  # a prompt that is read along takes as long as it takes
-            doubt = getattr(drafter, "doubt", None)
-            if doubt is not None and not turn.is_doubted:
-                turn.is_doubted = True
-                self._tell(doubt)
 
     def _open(self, seq_id: int, request: Request, token_ids: tuple[int, ...]) -> None:
         asked = request.sampling.speculation
@@ -127,14 +127,14 @@ class Speculator:
         self._methods[seq_id] = methods
         self._rests[seq_id] = _Rest()
         for name in methods:
-            self._turns[name].acceptance.open(seq_id)
+            self._turns[name].open(seq_id, request)
             self._inform(seq_id, name, lambda drafter: drafter.open(seq_id, request, token_ids))
 
     def _close(self, seq_id: int) -> None:
         self._rests.pop(seq_id, None)
         for name in self._methods.pop(seq_id, ()):
             turn = self._turns[name]
-            turn.acceptance.close(seq_id)
+            turn.close(seq_id)
             self._guarded(turn, partial(turn.drafter.close, seq_id))
 
     def _inform(self, seq_id: int, name: str, what: Callable[[Drafter], None]) -> None:
@@ -144,7 +144,7 @@ class Speculator:
         self._guarded(turn, lambda: what(turn.drafter))
         if turn.num_faults > num_faults:
             self._methods[seq_id] = tuple(other for other in self._methods[seq_id] if other != name)
-            turn.acceptance.close(seq_id)
+            turn.close(seq_id)
             self._guarded(turn, partial(turn.drafter.close, seq_id))
 
     def _guarded(self, turn: Turn, act: Callable[[], object]) -> object:
@@ -183,11 +183,12 @@ class Speculator:
             return {}
         found = self._best(slots, len(step.decodes), step.draft_costs, ahead)
         counts = pays([chances for _, chances in found], len(step.decodes), step.draft_costs)
-        for slot, (draft, _), count in zip(slots, found, counts, strict=True):
+        for slot, (draft, survivals), count in zip(slots, found, counts, strict=True):
             rest = self._rests[slot.seq_id]
             if count:
-                count += ahead.get(slot.seq_id, 0)
-                self._drafts[slot.seq_id] = Draft(draft.method, draft.token_ids[:count], draft.chances[:count])
+                survivals, count = survivals[:count], count + ahead.get(slot.seq_id, 0)
+                kept = draft.token_ids[:count], draft.chances[:count], tuple(survivals)
+                self._drafts[slot.seq_id] = Draft(draft.method, *kept)
                 rest.next = 0
             elif all(self._turns[name].may_rest for name in self._methods[slot.seq_id]):
                 rest.left, rest.next = rest.next, min(MAX_REST, 2 * rest.next + 1)
@@ -217,7 +218,10 @@ class Speculator:
             if not wanted or turn.is_out or self._is_held_up(turn, costs.with_drafts(0)):
                 continue
             asks = turn.worthwhile(wanted, [best[ask.seq_id][1] for ask in wanted], num_slots, costs, ahead)
-            for ask, found in zip(asks, self._proposals(turn, asks), strict=True):
+            proposals = self._proposals(turn, asks)
+            if asks and not any(one.token_ids for one in proposals):
+                turn.found_nothing()
+            for ask, found in zip(asks, proposals, strict=True):
                 proposal = self._followed(ask.seq_id, found)
                 if not proposal.token_ids:
                     turn.acceptance.missed(ask.seq_id)
@@ -269,7 +273,7 @@ class Speculator:
         for seq_id, methods in self._methods.items():
             if name in methods:  # it will not hear how these go on
                 self._methods[seq_id] = tuple(other for other in methods if other != name)
-                turn.acceptance.close(seq_id)
+                turn.close(seq_id)
                 self._guarded(turn, partial(turn.drafter.close, seq_id))
         count = turn.pause()
         if not turn.is_told:
@@ -302,6 +306,9 @@ class Speculator:
         """`came`: all tokens of the row since these were guessed."""
         for turn, proposal in proposed:
             turn.learn(seq_id, proposal, came)
+            if (doubt := turn.take_doubt()) is not None:
+                self.doubts.append(doubt)
+                logger.warning(doubt)
 
     def settle(self, seq_id: int, token_ids: Sequence[int]) -> Drafted | None:
         """These tokens came for a row: the drafts that held, and the slot's own behind them."""

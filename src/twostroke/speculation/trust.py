@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+FEW_TRIALS = 40
+"""First guesses after which a drafter that was never right is judged."""
 TRIALS = 400
-"""First guesses after which a drafter is judged."""
+"""Those after which one is judged that hardly ever was."""
 LEAST_RIGHT = 0.02
 
 
@@ -16,20 +17,24 @@ class Trust:
 
     num_tried: int = 0
     num_right: int = 0
-    guesses: dict[int, int] = field(default_factory=dict)
-    """Of some streams, what was guessed to come next."""
 
-    def guessed(self, seq_id: int, token_id: int) -> None:
-        self.guesses[seq_id] = token_id
+    def learn(self, is_right: bool) -> None:
+        self.num_tried += 1
+        self.num_right += is_right
 
-    def came(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        guess = self.guesses.pop(seq_id, None)
-        if guess is not None and token_ids:
-            self.num_tried += 1
-            self.num_right += guess == token_ids[0]
+    @property
+    def is_open(self) -> bool:
+        """Whether further guesses are needed before it can be judged: until it was right as often as it must be."""
+        return self.num_tried < TRIALS and self.num_right < LEAST_RIGHT * TRIALS
+
+    @property
+    def is_foreign(self) -> bool:
+        if self.num_tried >= TRIALS:
+            return self.num_right < LEAST_RIGHT * self.num_tried
+        return self.num_tried >= FEW_TRIALS and not self.num_right
 
     def doubt(self, source: str) -> str | None:
-        if self.num_tried < TRIALS or self.num_right >= LEAST_RIGHT * self.num_tried:
+        if not self.is_foreign:
             return None
         return (
             f"{source} hardly ever guesses right ({self.num_right} of {self.num_tried} first drafts): it was most "

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from twostroke.core.request import Request
 from twostroke.core.step import DraftCosts
 from twostroke.speculation.acceptance import FIRST_RATE, Acceptance
 from twostroke.speculation.choice import LEAST_GAIN, best_rate
 from twostroke.speculation.draft_time import DraftTime
 from twostroke.speculation.drafter import Ask, ComputingDrafter, Drafter, Proposal
+from twostroke.speculation.trust import Trust
 
 MAX_FAULTS = 3
 """A drafter that raised this often in a row is asked no more."""
@@ -24,6 +26,11 @@ TRIAL_SHARE = 0.01
 """Of all time, the most that trials may take."""
 MAX_SKIPPED = 256
 """The most steps that a slow drafter sits out, unless a trial takes so long that they must be more."""
+SECOND_TRIALS = 1
+"""Trials that follow at once where nobody got a guess: one that computes may have fallen behind while nobody asked, and
+goes on from there when it is asked."""
+MOST_RANDOM = 1.0
+"""The highest temperature at which wrong guesses tell of the drafter: nobody guesses noise."""
 FIRST_PAUSE, LONGEST_PAUSE = 256, 16_384
 """Steps in which one that is slow to hear of tokens hears of nothing: twice as many each time."""
 
@@ -41,8 +48,13 @@ class Turn:
         """Since the last step that had room for drafts, beside passes of a model that drafts."""
         self.num_steps = 0
         """Since then."""
+        self.source: str | None = getattr(drafter, "source", None)
+        """The file that it was made from; None: it has none, and cannot be another model's."""
+        self.trust = Trust()
         self.is_doubted = False
         """Whether it was said that it hardly ever guesses right."""
+        self._noisy: set[int] = set()
+        """Streams that tell nothing of that."""
         self.num_slow = 0
         """Steps in a row in which that was too much."""
         self.is_cheap = True
@@ -52,6 +64,8 @@ class Turn:
         self._skip = 0
         """Steps that it sits out."""
         self._next_skip = 1
+        self._second_trials = 0
+        """That it may have before it sits out again."""
         self._pause = 0
         self._next_pause = FIRST_PAUSE
 
@@ -64,6 +78,16 @@ class Turn:
         self._pause, self.num_slow = self._next_pause, 0
         self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
         return self._pause
+
+    def open(self, seq_id: int, request: Request) -> None:
+        """It drafts for this stream."""
+        self.acceptance.open(seq_id)
+        if request.sampling.temperature > MOST_RANDOM:
+            self._noisy.add(seq_id)
+
+    def close(self, seq_id: int) -> None:
+        self.acceptance.close(seq_id)
+        self._noisy.discard(seq_id)
 
     def begin_step(self) -> None:
         self.num_steps += 1
@@ -108,14 +132,32 @@ class Turn:
             self._next_skip = 1
             return _cut(asks, best, ahead)
         trial_steps = int(self.seconds(len(asks), TRIAL_TOKENS) / (TRIAL_SHARE * plain_s))
-        self._skip = 1 + max(self._next_skip, trial_steps)
-        self._next_skip = min(2 * self._next_skip, MAX_SKIPPED)
+        self._skip, self._second_trials = 1 + max(self._next_skip, trial_steps), SECOND_TRIALS
+        if self.source is None or self.is_doubted or not self.trust.is_open:
+            self._next_skip = min(2 * self._next_skip, MAX_SKIPPED)
         return []
+
+    def found_nothing(self) -> None:
+        """It was asked, and guessed for nobody."""
+        if self.computes and self._second_trials:
+            self._second_trials -= 1
+            self._skip = 1
+
+    def take_doubt(self) -> str | None:
+        """What is to be said of one that hardly ever guesses right, once."""
+        if self.source is None or self.is_doubted:
+            return None
+        doubt = self.trust.doubt(self.source)
+        self.is_doubted = doubt is not None
+        return doubt
 
     def learn(self, seq_id: int, proposal: Proposal, came: Sequence[int]) -> None:
         """What came tells of all that was guessed, computed or not: one that failed needs no drafts to return."""
         self.acceptance.learn(seq_id, *proposal, came)
-        if proposal.token_ids[:1] == tuple(came[:1]):
+        is_right = proposal.token_ids[:1] == tuple(came[:1])
+        if proposal.token_ids and came and seq_id not in self._noisy:
+            self.trust.learn(is_right)
+        if is_right:
             self._next_skip = 1  # if it sits out, the next trial comes soon
 
     def _best_count(

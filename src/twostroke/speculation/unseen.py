@@ -4,17 +4,18 @@ asks for as many as usually pay, by what each stream's held before, with the tim
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from twostroke.core.request import Request
 from twostroke.core.step import DecodeSlot, DraftCosts
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
-from twostroke.speculation.trust import Trust
 from twostroke.speculation.turn import Turn
 
 logger = logging.getLogger("twostroke.speculation")
 NO_TOKEN = -1
 ANY_NUMBER = 1 << 30
+NOTHING_FOUND: Mapping[int, Sequence[float]] = MappingProxyType({})
 
 
 class UnseenDrafts:
@@ -30,11 +31,10 @@ class UnseenDrafts:
     ) -> None:
         """`seconds`: what drafts take, by the number of streams and of drafts each; 0: nobody knows. `most`: drafts of
         a stream; `max_context`: of longer streams none."""
-        self.name, self._source, self.seconds = name, source, seconds
+        self.name, self.source, self.seconds = name, source, seconds
         self._most, self._max_context = most, max_context
         self._turn = Turn(self)
         self._streams: set[int] = set()
-        self._trust = Trust()
         self.doubt: str | None = None
         """What was said of drafts that never hold."""
 
@@ -42,11 +42,11 @@ class UnseenDrafts:
         asked = request.sampling.speculation
         if asked is None or (not asked.is_off and asked.method in (None, self.name)):
             self._streams.add(seq_id)
-            self._turn.acceptance.open(seq_id)
+            self._turn.open(seq_id, request)
 
     def close(self, seq_id: int) -> None:
         self._streams.discard(seq_id)
-        self._turn.acceptance.close(seq_id)
+        self._turn.close(seq_id)
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """The device knows them."""
@@ -56,23 +56,39 @@ class UnseenDrafts:
         return [NOTHING] * len(asks)
 
     def counts(
-        self, slots: Sequence[DecodeSlot], num_slots: int, costs: DraftCosts, numbers: Sequence[int]
+        self,
+        slots: Sequence[DecodeSlot],
+        num_slots: int,
+        costs: DraftCosts,
+        numbers: Sequence[int],
+        found: Mapping[int, Sequence[float]] = NOTHING_FOUND,
     ) -> dict[int, int]:
         """Of these slots, how many drafts to make and to verify: one of `numbers`, which grow, or the slot's own limit
-        below that. `num_slots`: of the whole step."""
+        below that. `num_slots`: of the whole step. `found`: of streams that the host found drafts for, the chances that
+        those hold. They are better where they promise as many tokens: nobody has to make them."""
         asks = [
-            Ask(slot.seq_id, min(slot.drafts.most, numbers[-1], self._most))
+            Ask(slot.seq_id, most)
             for slot in slots
-            if slot.drafts is not None and slot.seq_id in self._streams and slot.position < self._max_context
+            if slot.drafts is not None
+            and slot.seq_id in self._streams
+            and slot.position < self._max_context
+            and self._promises_more(slot.seq_id, most := min(slot.drafts.most, numbers[-1], self._most), found)
         ]
-        asks = self._turn.worthwhile(asks, [()] * len(asks), num_slots, costs)
+        asks = self._turn.worthwhile(asks, [found.get(ask.seq_id, ()) for ask in asks], num_slots, costs)
         if not asks:
             return {}
         # The time of a step is that of its widest slot, and there are few widths: up to the next, drafts are free.
         best = max(ask.most for ask in asks)
         room = next(number for number in numbers if number >= best)
         wanted = {slot.seq_id: slot.drafts.most for slot in slots if slot.drafts is not None}
-        return {ask.seq_id: min(room, self._most, wanted[ask.seq_id]) for ask in asks}
+        counts = {ask.seq_id: min(room, self._most, wanted[ask.seq_id]) for ask in asks}
+        return {seq_id: count for seq_id, count in counts.items() if self._promises_more(seq_id, count, found)}
+
+    def _promises_more(self, seq_id: int, count: int, found: Mapping[int, Sequence[float]]) -> bool:
+        """Than what was found, by what this many drafts usually bring."""
+        if not (chances := found.get(seq_id)):
+            return True
+        return sum(self._turn.acceptance.usual_survivals(seq_id, count)) > sum(chances)
 
     def learn(self, seq_id: int, num_drafts: int, came: Sequence[int]) -> None:
         """This many drafts were verified, and these tokens came: those that held, and one behind them."""
@@ -81,8 +97,6 @@ class UnseenDrafts:
         num_held = min(len(came) - 1, num_drafts)
         guesses = (*came[:num_held], NO_TOKEN)[:num_drafts]
         self._turn.learn(seq_id, Proposal(guesses, (1.0,) * len(guesses)), came)
-        self._trust.guessed(seq_id, guesses[0])
-        self._trust.came(seq_id, came)
-        if self.doubt is None and (doubt := self._trust.doubt(self._source)) is not None:
+        if (doubt := self._turn.take_doubt()) is not None:
             self.doubt = doubt
             logger.warning(doubt)

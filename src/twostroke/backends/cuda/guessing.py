@@ -70,10 +70,11 @@ class Guesser:
         if not widths:
             return []
         found = [self._told(slot, widths[-1] - 1) for slot in step.decodes]
+        chances: dict[int, tuple[float, ...]] = {}
         if self.speculator is not None:
-            self._speculate(self.speculator, step, widths, found)
+            chances = self._speculate(self.speculator, step, widths, found)
         if self.unseen is not None:
-            self._ask_device(self.unseen, step, widths, found)
+            self._ask_device(self.unseen, step, widths, found, chances)
         return found if any(guess.num_drafts for guess in found) else []
 
     def _may_draft(self, slot: DecodeSlot) -> bool:
@@ -90,28 +91,43 @@ class Guesser:
         token_ids = drafts.token_ids[known : known + MAX_GUESSES]
         return Guess(min(drafts.most, most, len(token_ids)), drafts.start + known, token_ids)
 
-    def _speculate(self, speculator: Speculator, step: Step, widths: Sequence[int], found: list[Guess]) -> None:
+    def _speculate(
+        self, speculator: Speculator, step: Step, widths: Sequence[int], found: list[Guess]
+    ) -> dict[int, tuple[float, ...]]:
+        """Returns the chances that its drafts hold, by sequence."""
         slots = tuple(slot if self._may_draft(slot) else slot._replace(drafts=None) for slot in step.decodes)
         ahead = {slot.seq_id: self._streams[slot.seq_id].in_flight for slot in slots}
         pays = partial(drafts_of_one_width, most=[width - 1 for width in widths])
         drafts = speculator.draft(replace(step, decodes=slots), ahead, pays)
         for seq_id, proposed in speculator.take_proposed().items():
             self._streams[seq_id].guessed.append(_Guessed(step.step_id, proposed))
+        chances = {}
         for place, slot in enumerate(slots):
             if (draft := drafts.get(slot.seq_id)) is not None:
                 in_time = len(draft.token_ids[:MAX_GUESSES]) - ahead[slot.seq_id]
                 if in_time > 0:
                     found[place] = Guess(in_time, self._streams[slot.seq_id].length, draft.token_ids[:MAX_GUESSES])
                     self._drafted[slot.seq_id] = Drafted(draft.method, in_time)
+                    chances[slot.seq_id] = draft.survivals
+        return chances
 
-    def _ask_device(self, unseen: UnseenDrafts, step: Step, widths: Sequence[int], found: list[Guess]) -> None:
-        """For slots that nobody found anything for: looking up is as good as free."""
+    def _ask_device(
+        self,
+        unseen: UnseenDrafts,
+        step: Step,
+        widths: Sequence[int],
+        found: list[Guess],
+        chances: Mapping[int, tuple[float, ...]],
+    ) -> None:
+        """For slots that nobody found anything for, and those where it promises more than what was looked up. What the
+        step itself guesses is left alone."""
         slots = [
             slot
             for slot, guess in zip(step.decodes, found, strict=True)
-            if not guess.num_drafts and self._may_draft(slot)
+            if (not guess.num_drafts or slot.seq_id in chances) and self._may_draft(slot)
         ]
-        counts = unseen.counts(slots, len(step.decodes), step.draft_costs, [width - 1 for width in widths])
+        numbers = [width - 1 for width in widths]
+        counts = unseen.counts(slots, len(step.decodes), step.draft_costs, numbers, chances)
         for place, slot in enumerate(step.decodes):
             if count := counts.get(slot.seq_id, 0):
                 found[place] = Guess(count)

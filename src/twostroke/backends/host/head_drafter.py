@@ -1,5 +1,5 @@
 """Heads that draft: they follow what the model computes, keep what its hidden states say of each stream, and chain
-their own guesses from there. A head that never guesses right is not this model's, and says so."""
+their own guesses from there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from twostroke.backends.host.paged_layer import FIRST_SLOT, Ints
 from twostroke.core.request import Request
 from twostroke.core.step import Step
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
-from twostroke.speculation.trust import Trust
 
 UNASKED_STEPS = 64
 """After this many steps in which nobody asked for drafts, streams are followed no longer; they are again when somebody
@@ -129,20 +128,16 @@ class SlotDrafter:
         """`taps`: the target's hidden states at rows of a pass, side by side."""
         self.name = name
         self._network, self._rows, self._taps = network, rows, taps
-        self._source, self._target_ids, self._block_size = source, target_ids, block_size
+        self.source, self._target_ids, self._block_size = source, target_ids, block_size
         self._block_ends = np.zeros((num_blocks, network.spec.hidden_size), np.float32)
         """Of each block, the joined hidden state of its last token: what the first slot behind it is made from."""
         self._followed: dict[int, _Followed] = {}
         self._num_unasked = 0
-        self._trust, self._clock = Trust(), Clock()
+        self._clock = Clock()
 
     @property
     def blocks(self) -> DrafterBlocks:
         return DrafterBlocks(self._network.kv, self._rows.is_written, self._block_ends)
-
-    @property
-    def doubt(self) -> str | None:
-        return self._trust.doubt(self._source)
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         self._rows.open(seq_id, token_ids)
@@ -150,12 +145,10 @@ class SlotDrafter:
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
         self._rows[seq_id].extend(token_ids)
-        self._trust.came(seq_id, token_ids)
 
     def close(self, seq_id: int) -> None:
         self._rows.close(seq_id)
         self._followed.pop(seq_id, None)
-        self._trust.guesses.pop(seq_id, None)
 
     def begin(self, step: Step) -> None:
         self._rows.begin(step)
@@ -213,9 +206,6 @@ class SlotDrafter:
                 chains[seq_id] = _Chain(row, most, known.joined, row.tokens[-1], known.first)
         while going := [chain for chain in chains.values() if chain.goes_on]:
             self._advance(going)
-        for seq_id, chain in chains.items():
-            if chain.token_ids:
-                self._trust.guessed(seq_id, chain.token_ids[0])
         found = [chains.get(seq_id) for seq_id, _ in asks]
         return [NOTHING if one is None else Proposal(tuple(one.token_ids), tuple(one.chances)) for one in found]
 
@@ -262,28 +252,22 @@ class MedusaDrafter:
         final_norm: Array,
         norm_eps: float,
     ) -> None:
-        self._network, self._source, self._target_ids = network, source, target_ids
+        self._network, self.source, self._target_ids = network, source, target_ids
         self._final_norm, self._norm_eps = final_norm, norm_eps
         self._hidden: dict[int, Array | None] = {}
         self._num_came: dict[int, int] = {}
         """Of each stream, the tokens that came in the step that was followed last."""
-        self._trust, self._clock = Trust(), Clock()
-
-    @property
-    def doubt(self) -> str | None:
-        return self._trust.doubt(self._source)
+        self._clock = Clock()
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         self._hidden[seq_id], self._num_came[seq_id] = None, 0
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
         self._num_came[seq_id] = len(token_ids)
-        self._trust.came(seq_id, token_ids)
 
     def close(self, seq_id: int) -> None:
         self._hidden.pop(seq_id, None)
         self._num_came.pop(seq_id, None)
-        self._trust.guesses.pop(seq_id, None)
 
     def begin(self, step: Step) -> None:
         self._num_came = dict.fromkeys(self._num_came, 0)
@@ -313,6 +297,5 @@ class MedusaDrafter:
         for place, (index, _) in enumerate(known):
             own = [one[place] for one in guesses][: asks[index].most]
             found[index] = Proposal(tuple(token for token, _ in own), tuple(chance for _, chance in own))
-            self._trust.guessed(asks[index].seq_id, own[0][0])
         self._clock.took(len(known), time.perf_counter() - started_s)
         return found

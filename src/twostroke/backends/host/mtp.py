@@ -3,7 +3,8 @@ at p - 1, behind its last norm; the block's own state behind its norm stands for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -11,10 +12,32 @@ from twostroke.backends.host.arithmetic import Array, linear, rms_norm, sigmoid,
 from twostroke.backends.host.draft_blocks import ArrayBlocks
 from twostroke.backends.host.paged_layer import Ints, PagedLatents, PagedLayer
 from twostroke.backends.host.routing import route
-from twostroke.models.heads.mtp import MtpHead, MtpSpec
+from twostroke.models.heads.mtp import EXPERTS, MtpHead, MtpSpec, kept_experts
 from twostroke.models.spec import LatentAttention, expert_name
+from twostroke.models.weights.tensor import WeightTensor
 
 SHARED = "shared."
+MATRICES = ("gate", "up", "down")
+
+
+class MetExperts:
+    """Experts stay as they are stored until a token meets one, and those that were met last are kept in float32."""
+
+    def __init__(self, tensors: Mapping[str, WeightTensor], most: int) -> None:
+        self._tensors, self._most = tensors, most
+        self._met: OrderedDict[int, dict[str, Array]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._met)
+
+    def __getitem__(self, expert: int) -> dict[str, Array]:
+        found = self._met.pop(expert, None)
+        if found is None:
+            if len(self._met) >= self._most:
+                self._met.popitem(last=False)
+            found = {name: self._tensors[expert_name(expert, name)].to_float32() for name in MATRICES}
+        self._met[expert] = found
+        return found
 
 
 class MtpNetwork:
@@ -32,7 +55,10 @@ class MtpNetwork:
         target_norm: Array,
     ) -> None:
         self.spec: MtpSpec = head.spec
-        self._weights = {name: tensor.to_float32() for name, tensor in head.tensors.items()}
+        self._weights = {
+            name: tensor.to_float32() for name, tensor in head.tensors.items() if not name.startswith(EXPERTS)
+        }
+        self._experts = MetExperts(head.tensors, kept_experts(head.spec))
         self._embed, self._output, self._target_norm = embed, output, target_norm
         sizes = {"num_blocks": num_blocks, "block_size": block_size, "max_context": max_context}
         attention = head.spec.layer.attention
@@ -82,19 +108,19 @@ class MtpNetwork:
     def _mlp(self, x: Array) -> Array:
         moe, weights = self.spec.layer.moe, self._weights
         if moe is None:
-            return self._gated("", x)
+            return _gated(weights, "", x)
         chosen, shares = route(moe, linear(x, weights["router"]), weights.get("router_correction"))
         output = np.zeros_like(x)
         for expert in np.unique(chosen).tolist():
             tokens, places = np.nonzero(chosen == expert)
-            output[tokens] += shares[tokens, places, None] * self._gated(expert_name(expert, ""), x[tokens])
+            output[tokens] += shares[tokens, places, None] * _gated(self._experts[expert], "", x[tokens])
         if moe.shared is not None:
-            met_by_all = self._gated(SHARED, x)
+            met_by_all = _gated(weights, SHARED, x)
             gate = weights.get(f"{SHARED}router")
             output += met_by_all if gate is None else sigmoid(linear(x, gate)) * met_by_all
         return output
 
-    def _gated(self, prefix: str, x: Array) -> Array:
-        weights = self._weights
-        gate, up = linear(x, weights[f"{prefix}gate"]), linear(x, weights[f"{prefix}up"])
-        return linear(silu(gate) * up, weights[f"{prefix}down"])
+
+def _gated(weights: Mapping[str, Array], prefix: str, x: Array) -> Array:
+    gate, up = linear(x, weights[f"{prefix}gate"]), linear(x, weights[f"{prefix}up"])
+    return linear(silu(gate) * up, weights[f"{prefix}down"])

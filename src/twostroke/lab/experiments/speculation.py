@@ -1,5 +1,5 @@
 """Drafts verified several a step: accepted length and speed against how many are allowed, on texts that can be guessed
-and on texts that cannot; and what is left of it where many streams share a step."""
+and on texts that cannot, by one stream and by many that share a step."""
 
 from __future__ import annotations
 
@@ -77,17 +77,12 @@ def measure(apparatus: Apparatus, say: Say) -> Finding:
             say(f"{text.name}, round {number + 1} of {rounds}")
             for count in (0, *most):
                 _play(apparatus, found.setdefault((text.name, count, 1), Runs()), text, count, 1, num_tokens)
-        for batch in _batches(apparatus, texts[0], num_tokens):
-            say(f"{batch} streams, round {number + 1} of {rounds}")
-            for count in (0, most[-1]):
-                _play(
-                    apparatus,
-                    found.setdefault((texts[0].name, count, batch), Runs()),
-                    texts[0],
-                    count,
-                    batch,
-                    num_tokens,
-                )
+            for batch in _batches(apparatus, text, num_tokens):
+                say(f"{text.name}, {batch} streams, round {number + 1} of {rounds}")
+                for count in (0, most[-1]):
+                    _play(
+                        apparatus, found.setdefault((text.name, count, batch), Runs()), text, count, batch, num_tokens
+                    )
     return _finding(apparatus, found, [text.name for text in texts], most, num_tokens)
 
 
@@ -142,17 +137,15 @@ def _play(apparatus: Apparatus, runs: Runs, text: Text, max_drafts: int, batch: 
 def _finding(apparatus: Apparatus, found: Found, names: list[str], most: list[int], num_tokens: int) -> Finding:
     prediction, widest = apparatus.prediction, most[-1]
     rounds = len(found[names[0], 0, 1].token_s)
-    batches = sorted(batch for name, count, batch in found if name == names[0] and count == widest)
+    batches = {
+        name: sorted(batch for other, count, batch in found if other == name and count == widest) for name in names
+    }
     runs = [*found.values()]
     compared = Compared(prediction, [one.step_s for one in runs], [one.works for one in runs])
     told = [_told(found, name, most) for name in names]
-    last = batches[-1]
-    crowd = found[names[0], 0, last].seconds.median / found[names[0], widest, last].seconds.median
-    company = (
-        f" Where {last} streams share a step, the {names[0]} is written {ratio(crowd)} as fast." if last > 1 else ""
-    )
+    company = _company_told(found, widest, batches)
     return Finding(
-        chart=chart(prediction, *_panels(prediction, found, names, most, batches)),
+        chart=chart(prediction, *_panels(prediction, found, most, batches)),
         sentence=f"{' '.join(told)}{company} No token changes.{compared.clause}",
         method=(
             f"{num_tokens} tokens an answer, greedy but for the random text, which is drawn at temperature 1; at most "
@@ -162,7 +155,7 @@ def _finding(apparatus: Apparatus, found: Found, names: list[str], most: list[in
         ),
         numbers={
             "drafts": most,
-            "batch": batches,
+            "batch": sorted({batch for own in batches.values() for batch in own}),
             "token_s": {_key(key): one.token_s for key, one in found.items()},
             "accepted_length": {_key(key): one.lengths for key, one in found.items()},
             "predicted_token_s": {_key(key): one.predicted(prediction) for key, one in found.items()},
@@ -185,7 +178,19 @@ def _told(found: Found, name: str, most: list[int]) -> str:
     )
 
 
-def _panels(prediction: Prediction, found: Found, names: list[str], most: list[int], batches: list[int]) -> list[Panel]:
+def _company_told(found: Found, widest: int, batches: dict[str, list[int]]) -> str:
+    """Of the largest batch of each text."""
+    told = []
+    for name, own in batches.items():
+        if (last := own[-1]) > 1:
+            gain = found[name, 0, last].seconds.median / found[name, widest, last].seconds.median
+            length = statistics.median(found[name, widest, last].lengths)
+            told.append(f"the {name} by {last} streams {ratio(gain)} as fast, at {length:.1f} tokens a step")
+    return f" Where streams share a step, drafts write {'; '.join(told)}." if told else ""
+
+
+def _panels(prediction: Prediction, found: Found, most: list[int], batches: dict[str, list[int]]) -> list[Panel]:
+    names = [*batches]
     allowed = Axis("drafts allowed a step (tokens)", log=True, ticks=tuple(map(float, most)))
     lengths, times = [], []
     for name in names:
@@ -204,25 +209,29 @@ def _panels(prediction: Prediction, found: Found, names: list[str], most: list[i
         Panel(allowed, Axis("accepted length (tokens a step)"), tuple(lengths)),
         Panel(allowed, Axis("time per token (ms)"), tuple(times)),
     ]
-    return [*panels, _in_company(prediction, found, names[0], most[-1], batches)] if len(batches) > 1 else panels
+    shared = {name: own for name, own in batches.items() if len(own) > 1}
+    return [*panels, *_in_company(prediction, found, most[-1], shared)] if shared else panels
 
 
-def _in_company(prediction: Prediction, found: Found, name: str, count: int, batches: list[int]) -> Panel:
-    gains, predicted = [], []
-    for batch in batches:
-        plain, drafted = found[name, 0, batch], found[name, count, batch]
-        middle = plain.seconds.median
-        gains.append(Measured(tuple(middle / value for value in drafted.token_s)))
-        predicted.append(plain.predicted(prediction) / drafted.predicted(prediction))
-    places = tuple(map(float, batches))
-    return Panel(
-        Axis("batch (streams decoding at once)", log=True, ticks=places),
-        Axis("speed against no drafts (times)"),
-        (
-            measured(Tone.DECODE, batches, gains, name, scale=1.0),
-            Series(Tone.DECODE, _mark(prediction), places, tuple(predicted)),
-            Series(Tone.PLAIN, Mark.LIMIT, (places[0], places[-1]), (1.0, 1.0), "no drafts"),
-        ),
+def _in_company(prediction: Prediction, found: Found, count: int, batches: dict[str, list[int]]) -> tuple[Panel, Panel]:
+    """Of texts that several streams wrote at once: what was accepted, and what it gained."""
+    lengths, gains = [], []
+    for name, own in batches.items():
+        tone, hollow = LOOKS[name]
+        drafted, plain = [found[name, count, batch] for batch in own], [found[name, 0, batch] for batch in own]
+        accepted = [Measured(tuple(one.lengths)) for one in drafted]
+        lengths.append(measured(tone, own, accepted, name, scale=1.0, hollow=hollow))
+        pairs = [*zip(plain, drafted, strict=True)]
+        faster = [Measured(tuple(one.seconds.median / value for value in other.token_s)) for one, other in pairs]
+        gains.append(measured(tone, own, faster, name, scale=1.0, hollow=hollow))
+        predicted = tuple(one.predicted(prediction) / other.predicted(prediction) for one, other in pairs)
+        gains.append(Series(tone, _mark(prediction), tuple(map(float, own)), predicted, hollow=hollow))
+    places = tuple(map(float, sorted({batch for own in batches.values() for batch in own})))
+    axis = Axis("batch (streams decoding at once)", log=True, ticks=places)
+    gains.append(Series(Tone.PLAIN, Mark.LIMIT, (places[0], places[-1]), (1.0, 1.0), "no drafts"))
+    return (
+        Panel(axis, Axis("accepted length (tokens a step)"), tuple(lengths)),
+        Panel(axis, Axis("speed against no drafts (times)"), tuple(gains)),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ from twostroke.models.weights.safetensors import open_folder, read_folder
 from twostroke.models.weights.tensor import WeightTensor, from_float32
 
 Stored = Mapping[str, WeightTensor]
+EXPERTS = "experts."
+"""What the names of experts' tensors begin with."""
+KEPT_TIMES = 4
+"""A host that expands the experts that tokens meet keeps this many times those that one token meets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,20 @@ class MtpHead:
     target_ids: npt.NDArray[np.int64]  # [vocab]: every token is itself
     has_further: bool = False
     """Whether the files hold more blocks, which are not computed: this one makes all drafts."""
+
+
+def kept_experts(spec: MtpSpec) -> int:
+    """Of those that a host expands, the most that it keeps."""
+    moe = spec.layer.moe
+    return 0 if moe is None else min(moe.num_experts, KEPT_TIMES * moe.experts_per_token)
+
+
+def expanded_values(head: MtpHead) -> int:
+    """Numbers that a host keeps of it, expanded: all but those of experts that are not kept."""
+    experts = sum(prod(one.shape) for name, one in head.tensors.items() if name.startswith(EXPERTS))
+    others = sum(prod(one.shape) for name, one in head.tensors.items() if not name.startswith(EXPERTS))
+    moe = head.spec.layer.moe
+    return others if moe is None else others + experts * kept_experts(head.spec) // moe.num_experts
 
 
 def load_mtp(checkpoint: Checkpoint) -> MtpHead:
