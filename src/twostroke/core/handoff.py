@@ -31,13 +31,20 @@ class Handoff:
     """What the owner took from the request's arrival to the end of reading."""
     queue_s: float = 0.0
     """Of that, before its first chunk."""
+    way_s: float = 0.0
+    """From the end of reading to the engine that writes, as far as two machines' clocks tell."""
     unread: str = ""
-    """Why nobody has read it, in a sentence; then there is nothing to take, and no owner."""
+    """Why there is nothing to take, in a sentence; then it has no owner."""
+
+    @property
+    def before_s(self) -> float:
+        """What had gone by of the request's time when it came to whoever writes."""
+        return self.read_s + self.way_s
 
 
-def unread(why: str) -> Handoff:
-    """Of a prompt that was to be read by another engine, and was not."""
-    return Handoff("", "", 0, (), "", KVFormat("", "", 0, ()), 0.0, unread=why)
+def unread(why: str, read_s: float = 0.0, queue_s: float = 0.0, way_s: float = 0.0) -> Handoff:
+    """Of a prompt that was to be read by another engine, and was not, or in vain."""
+    return Handoff("", "", 0, (), "", KVFormat("", "", 0, ()), 0.0, read_s, queue_s, way_s, why)
 
 
 class HandoffRecord(NamedTuple):

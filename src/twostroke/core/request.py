@@ -38,6 +38,11 @@ class Request:
     second_text_at: int | None = None
     """Of two texts that are read together: the token that the second begins at; None: it is one text."""
 
+    @property
+    def asked_s(self) -> float:
+        """When the first engine of a fleet had it, on this engine's clock: what is promised counts from there."""
+        return self.arrival_s if self.handoff is None else self.arrival_s - self.handoff.before_s
+
     def __post_init__(self) -> None:
         given: object = self.prompt_token_ids
         if isinstance(given, (str, bytes, bytearray, memoryview)):

@@ -9,7 +9,8 @@ from twostroke.explain import wording
 def handoff_sentence(record: HandoffRecord) -> str:
     """Who read the prompt, what that took, and what came over."""
     if not record.peer:
-        return f"{record.why_not}: the prompt was read here"
+        late = f", after {wording.seconds(record.read_s)} at another engine" if record.read_s else ""
+        return f"{record.why_not}: the prompt was read here{late}"
     waited = f", {wording.seconds(record.queue_s)} of it in the queue there" if record.queue_s >= 1e-3 else ""
     read = f"{record.peer} read the prompt in {wording.seconds(record.read_s)}{waited}"
     if record.why_not is not None:

@@ -88,6 +88,7 @@ class Scheduler:
         for sample_index in range(request.sampling.n):
             timing = SequenceTiming(
                 arrival_s=request.arrival_s,
+                elsewhere_s=0.0 if request.handoff is None else request.handoff.before_s,
                 prompt_tokens=len(request.prompt_token_ids),
                 wants_no_drafts=asked is not None and asked.is_off,
             )

@@ -72,21 +72,27 @@ class Handoffs:
             handoff = tickets.opened(self._key, params, prompts[0], self._peers)
         except BadRequestError as error:
             raise bad_request(str(error), tickets.FIELD) from None
-        if not handoff.unread:
-            self._use(handoff)
+        if handoff.lease_id in self._used:
+            raise _refused("was used before: each is for one answer")
         return HandoffWish(handoff=handoff)
 
     def stand_in(self) -> dict[str, Any] | None:
         """What goes on to whoever writes, where nobody is there to read; None: this server stands in for no one."""
-        return tickets.unread_params(self._key) if self.role == Role.DECODE else None
+        return tickets.unread_params(self._key, tickets.UNREAD) if self.role == Role.DECODE else None
 
-    def _use(self, handoff: Handoff) -> None:
-        now_s = time.monotonic()
+    def taken(self, wish: HandoffWish) -> None:
+        """The engine has the request: what it came with is for no other one."""
+        handoff, now_s = wish.handoff, time.monotonic()
+        if handoff is None or not handoff.lease_id:
+            return
         if len(self._used) > MOST_REMEMBERED or (self._used and next(iter(self._used.values())) < now_s):
             self._used = {lease: until_s for lease, until_s in self._used.items() if until_s > now_s}
-        if handoff.lease_id in self._used:
-            raise _refused("was used before: each is for one answer")
         self._used[handoff.lease_id] = now_s + handoff.lease_s + 2 * tickets.SKEW_S
+
+    def failed(self, wish: HandoffWish) -> None:
+        """It ended without an answer: whoever routes may send it once more."""
+        if wish.handoff is not None:
+            self._used.pop(wish.handoff.lease_id, None)
 
     def handed_on(self, wish: HandoffWish, token_ids: Sequence[int]) -> HandedOn | None:
         """How an answer gets what goes with it; None: its prompt is read for nobody else."""
