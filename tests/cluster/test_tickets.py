@@ -141,7 +141,8 @@ def test_one_ticket_is_for_one_answer() -> None:
     with pytest.raises(ApiError, match="was used before"):
         handoffs.wish(params, [PROMPT])
     late = tickets.signed(KEY, replace(HANDOFF, lease_id="late"), PROMPT, NOW_S)
-    assert (wish := handoffs.wish(late, [PROMPT])).handoff is not None and wish.handoff.unread
+    wish = handoffs.wish(late, [PROMPT])
+    assert wish.handoff is not None and wish.handoff.unread
     handoffs.taken(wish)
     with pytest.raises(ApiError, match="was used before"):
         handoffs.wish(late, [PROMPT])

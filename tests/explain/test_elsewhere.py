@@ -4,6 +4,7 @@ what was promised, and of the verdict."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -116,5 +117,5 @@ def test_the_timeline_has_both_machines_and_the_way(written: SequenceTiming) -> 
     assert [span.kind for span in spans[:4]] == ["queue there", "prefill there", "way", "reception"]
     assert [span.seconds for span in spans[:4]] == pytest.approx([1.0, 0.5, 0.2, 0.05])
     assert spans[0].start_s == pytest.approx(-1.75)
-    for before, after in zip(spans, spans[1:], strict=False):
+    for before, after in pairwise(spans):
         assert after.start_s == pytest.approx(before.start_s + before.seconds)
