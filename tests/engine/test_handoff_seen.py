@@ -13,6 +13,7 @@ from tests.engine.test_handoff import CONTEXT, KEY, everything_pays, play, reque
 from tests.engine.test_tiers import checkpoints
 
 from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.errors import PromiseError
 from twostroke.core.timing import SequenceTiming
 from twostroke.engine.build import Assembly, assemble
 from twostroke.engine.explaining import engine_facts
@@ -47,10 +48,10 @@ def pair(
         one.engine.close()
 
 
-def handed(pair: tuple[Assembly, Assembly], name: str, held_s: float, level: str = "chat") -> SequenceTiming:
+def handed(pair: tuple[Assembly, Assembly], name: str, held_s: float, seed: int, level: str = "chat") -> SequenceTiming:
     """A prompt that waits so long for the engine that reads it."""
     reader, writer = (one.engine for one in pair)
-    request = replace(request_of(name, 100, seed=len(name) + 50 * bool(held_s), max_tokens=4), service_level=level)
+    request = replace(request_of(name, 100, seed=seed, max_tokens=4), service_level=level)
     asked = replace(request, sampling=replace(request.sampling, max_tokens=1), lease_id=f"lease-{name}")
     reader.add(asked)
     time.sleep(held_s)
@@ -63,7 +64,7 @@ def handed(pair: tuple[Assembly, Assembly], name: str, held_s: float, level: str
 
 
 def test_who_waited_where_it_was_read_was_held_up(pair: tuple[Assembly, Assembly]) -> None:
-    timing = handed(pair, "late", HELD_S)
+    timing = handed(pair, "late", HELD_S, 1)
     assert timing.ttft_s is not None and timing.ttft_s > HELD_S and timing.kept_ttft is False
     assert timing.total_s is not None and timing.total_s > timing.ttft_s
     facts = engine_facts(pair[1])
@@ -78,5 +79,17 @@ def test_who_waited_where_it_was_read_was_held_up(pair: tuple[Assembly, Assembly
 
 
 def test_who_did_not_wait_was_not(pair: tuple[Assembly, Assembly]) -> None:
-    timing = handed(pair, "soon", 0.0)
+    timing = handed(pair, "soon", 0.0, 2)
     assert timing.kept_ttft is True and timing.elsewhere_s < 1.0
+
+
+def test_what_is_read_already_is_not_refused_for_the_time_that_reading_takes(pair: tuple[Assembly, Assembly]) -> None:
+    """As if this engine read a token in a tenth of a second: alone it refuses the prompt, handed over it does not."""
+    _, writer = (one.engine for one in pair)
+    writer.scheduler._forecast.step_seconds = lambda work: 0.1 * work.num_tokens
+    with pytest.raises(PromiseError, match="reading this prompt alone takes"):
+        writer.add(replace(request_of("alone", 100, seed=91), service_level="strict"))
+    timing = handed(pair, "read", 0.0, 3, "strict")
+    assert timing.promise is not None and timing.promise.ttft_s == 1.0
+    assert not writer.busy
+    writer.scheduler.check()

@@ -92,19 +92,37 @@ class Handing:
         if handoff.unread:
             timing.handoff = HandoffRecord("", 0, 0, 0.0, 0.0, 0.0, handoff.unread)
             return
+        wanted, why_not = self._worth_taking(sequence, handoff)
+        if why_not is not None:
+            peers.refuse(handoff, timing, why_not)
+            return
+        self._tiers.fetch_from_peer(sequence.seq_id, handoff, wanted, timing)
+
+    def expected(self, sequence: Sequence) -> tuple[int, float] | None:
+        """What `fetch` would bring: the tokens that need not be read then, and the predicted seconds; None: nothing."""
+        handoff = sequence.request.handoff
+        if handoff is None or handoff.unread:
+            return None
+        wanted, why_not = self._worth_taking(sequence, handoff)
+        if why_not is not None:
+            return None
+        return self._num_tokens(handoff), self._peers.seconds(self._peers.num_bytes(handoff, wanted))
+
+    def _worth_taking(self, sequence: Sequence, handoff: Handoff) -> tuple[list[Wanted], str | None]:
+        """What is not here yet, and why none of it is to be taken."""
         why_not = self._misfit(sequence, handoff)
         wanted = [] if why_not else self._wanted(sequence, handoff)
         if not wanted:
-            peers.refuse(handoff, timing, why_not or "all of it is cached here")
-            return
+            return [], why_not or "all of it is cached here"
         num_held = self._matcher.match(sequence).num_tokens
-        took_s = peers.seconds(peers.num_bytes(handoff, wanted))
-        if not self._tiers.worth.loads(
-            num_held, self._num_blocks(handoff) * self._layout.block_size - num_held, took_s
-        ):
-            peers.refuse(handoff, timing, "to read it here should be faster")
-            return
-        self._tiers.fetch_from_peer(sequence.seq_id, handoff, wanted, timing)
+        took_s = self._peers.seconds(self._peers.num_bytes(handoff, wanted))
+        if not self._tiers.worth.loads(num_held, self._num_tokens(handoff) - num_held, took_s):
+            return [], "to read it here should be faster"
+        return wanted, None
+
+    def _num_tokens(self, handoff: Handoff) -> int:
+        """In those."""
+        return self._num_blocks(handoff) * self._layout.block_size
 
     def _num_blocks(self, handoff: Handoff) -> int:
         """Whole blocks of this engine's that it has."""

@@ -34,15 +34,22 @@ class Newcomers:
         """Sample 0 reads the prompt for all, but for what the prefix cache or a tier has of it. Raises PromiseError."""
         first, forecast = samples[0], self._forecast
         num_held, load_s = self._held(first)
+        # Of a prompt that another engine has read, what is promised counts from there: as if one had read all of it.
+        promise = self._promises.promise_to(level, load_s + forecast.prefill_s(num_held, len(first.tokens)))
+        num_held, load_s = self._handed_over(first) or (num_held, load_s)
         forecast.expect(first, num_held)
         reading_s = load_s + forecast.reading_s(first)
-        promise = self._promises.promise_to(level, reading_s)
         for sequence in samples:
             sequence.timing.promise = promise
         if level.when_late == "refuse":
             refuse_late(level, load_s + self._first_token_s(first), reading_s)
         for sibling in samples[1:]:
             forecast.expect(sibling, sibling.prompt_len - 1)
+
+    def _handed_over(self, newcomer: Sequence) -> tuple[int, float] | None:
+        """The same, with what another engine has read of it; None: nothing comes from there."""
+        handing = self._ledger.handing
+        return None if handing is None else handing.expected(newcomer)
 
     def _held(self, newcomer: Sequence) -> tuple[int, float]:
         """Its tokens that are to be had without reading, and the seconds to load what the device does not hold of them:
