@@ -129,8 +129,10 @@ def test_kv_of_another_model_is_refused_and_the_prompt_is_read(tmp_path: Path) -
     }
     path = "/v1/chat/completions"
 
+    tiers = ("--kv-host-gb", "0.01", "--hand-over", "all")
+
     def server(folder: Path, role: str) -> tuple[str, ...]:
-        return str(folder), "--backend", "reference", "--name", "scripted", "--role", role, "--kv-host-gb", "0.01"
+        return str(folder), "--backend", "reference", "--name", "scripted", "--role", role, *tiers
 
     with (
         running_server(tmp_path / "r", *server(other, "prefill"), TWOSTROKE_FLEET_KEY=KEY) as reader,

@@ -79,8 +79,10 @@ class HandoffTotals:
     granted_tokens: int = 0
     taken: int = 0
     """Of those, that another said to have, or not to want any more."""
+    left: int = 0
+    """Prompts that were to be read for others, and were not: they are read sooner where they are written."""
     expired: int = 0
-    """Of those, that nobody took in time."""
+    """Of those granted, that nobody took in time."""
     fetched: int = 0
     """Prompts of others whose KV arrived."""
     fetched_tokens: int = 0

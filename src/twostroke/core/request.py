@@ -31,6 +31,8 @@ class Request:
     """The class whose promise it is held to, by name; empty: the default."""
     lease_id: str = ""
     """Its prompt's KV is kept for another engine, which will ask for it by this name; empty: nobody will."""
+    writer: str = ""
+    """Which engine that is, as its router names it; empty: that is not known."""
     handoff: Handoff | None = None
     """Another engine has read its prompt."""
     wants_vector: bool = False

@@ -7,17 +7,21 @@ from __future__ import annotations
 from collections.abc import Sequence as Series
 from functools import partial
 
-from twostroke.core.handoff import Handoff, HandoffRecord
+from twostroke.core.handoff import Handoff, HandoffRecord, unread
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.kv.matching import PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import PrefixIndex, PrefixNode
+from twostroke.kv.sent import SentPrefixes
 from twostroke.kv.tiers.peers import Peers, Wanted
 from twostroke.kv.tiers.tiers import KVTiers
 
 SPARE_TOKENS = 128
 """Of a window, that are handed on beyond what blocks of this engine's size need: enough for blocks of 64 tokens."""
+
+
+NOT_KEPT = "the engine that read it had nothing to hand over, or no room to keep it in"
 
 
 class Handing:
@@ -32,8 +36,41 @@ class Handing:
     ) -> None:
         self._layout, self._index, self._chains, self._matcher = layout, index, chains, matcher
         self._tiers, self._peers = tiers, peers
+        self._sent = SentPrefixes()
 
     # What goes
+
+    def would_move(self, sequence: Sequence) -> float | None:
+        """The predicted seconds of a transfer of all that another engine would take of this prompt; None: it is too
+        short for that."""
+        num_wanted, formats = self._num_wanted(sequence), self._peers.formats.groups
+        if not num_wanted:
+            return None
+        num_bytes = 0
+        for group, form in zip(self._layout.groups, formats, strict=True):
+            num_bytes += (num_wanted - self._first(group, num_wanted)) * form.num_bytes
+        return self._peers.seconds(num_bytes)
+
+    def num_at_writer(self, sequence: Sequence) -> int:
+        """Of its tokens, those that whoever will write should have, as far as is known."""
+        if not sequence.request.writer:
+            return 0
+        nodes = self._nodes(sequence, self._num_wanted(sequence))
+        return self._sent.num_blocks(sequence.request.writer, nodes) * self._layout.block_size
+
+    def leave(self, sequence: Sequence, why: str) -> None:
+        """It is not read here: whoever will write reads it, and has it then."""
+        self._peers.note_left()
+        sequence.handoff = unread(why)
+        self._note_sent(sequence)
+
+    def _note_sent(self, sequence: Sequence) -> None:
+        if sequence.request.writer:
+            self._sent.note(sequence.request.writer, self._nodes(sequence, self._num_wanted(sequence)))
+
+    def _num_wanted(self, sequence: Sequence) -> int:
+        """Whole blocks of a prompt that are of use to another engine, which has a token left to read."""
+        return (sequence.prompt_len - 1) // self._layout.block_size
 
     def copy(self, sequence: Sequence, tables: Series[Series[int | None]]) -> None:
         """What is computed of a prompt that another engine will take: while its next chunk is."""
@@ -42,7 +79,7 @@ class Handing:
         groups, block_size, lease_id = self._layout.groups, self._layout.block_size, sequence.request.lease_id
         lease = self._peers.lease(lease_id)
         if lease is None:
-            num_wanted = (sequence.prompt_len - 1) // block_size  # the other one has a token left to read
+            num_wanted = self._num_wanted(sequence)
             lease = self._peers.begin(lease_id, [self._first(group, num_wanted) for group in groups], num_wanted)
         nodes = self._nodes(sequence, min(sequence.num_computed // block_size, lease.num_wanted))
         self._peers.take(lease, nodes, partial(self._block, tables))
@@ -73,7 +110,9 @@ class Handing:
         if not went_well:
             self._peers.drop(lease.lease_id)
             return None
-        return self._peers.grant(lease, timing.ttft_s or 0.0, timing.queue_s or 0.0)
+        self._note_sent(sequence)
+        read_s, queue_s = timing.ttft_s or 0.0, timing.queue_s or 0.0
+        return self._peers.grant(lease, read_s, queue_s) or unread(NOT_KEPT, read_s, queue_s)
 
     def _nodes(self, sequence: Sequence, num_blocks: int) -> list[PrefixNode]:
         chain = self._chains.of(sequence)

@@ -3,6 +3,7 @@ another has read. Signs what goes, and opens what comes. Knows no transport."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from twostroke.server.loopback import is_loopback
 from twostroke.server.schemas import DrawingBody
 
 MOST_REMEMBERED = 100_000
+_WRITER = re.compile(r"___decode_addr_(.+)_[^_]*$")
 HandedOn = Callable[[Handoff | None], "dict[str, Any] | None"]
 
 
@@ -24,6 +26,8 @@ class HandoffWish(NamedTuple):
     """Of a request, what is done for other engines; nothing is, where both are empty."""
 
     lease_id: str = ""
+    writer: str = ""
+    """Who will write, as the router names it; empty: it does not say."""
     handoff: Handoff | None = None
 
 
@@ -79,6 +83,11 @@ class Handoffs:
     def stand_in(self) -> dict[str, Any] | None:
         """What goes on to whoever writes, where nobody is there to read; None: this server stands in for no one."""
         return tickets.unread_params(self._key, tickets.UNREAD) if self.role == Role.DECODE else None
+
+    def named(self, wish: HandoffWish, request_id: str) -> HandoffWish:
+        """With the name of whoever will write, where the router's id of the request has it: vllm-router's does."""
+        found = _WRITER.search(request_id) if wish.lease_id else None
+        return wish if found is None else wish._replace(writer=found[1])
 
     def taken(self, wish: HandoffWish) -> None:
         """The engine has the request: what it came with is for no other one."""

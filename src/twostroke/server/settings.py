@@ -197,6 +197,13 @@ class ServerSettings:
         "Where others take this server's KV: an address of this machine that they reach.",
         metavar="HOST",
     )
+    hand_over: str = choice(
+        "worth",
+        ("worth", "all"),
+        FLEET,
+        "Which prompts are read for other servers: those that are worth it, or all. The rest is left to whoever writes "
+        "the answer: short prompts, and what is sooner read there.",
+    )
     peers: tuple[str, ...] = several(
         "texts",
         FLEET,

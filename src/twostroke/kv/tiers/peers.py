@@ -216,6 +216,10 @@ class Peers:
         self._totals.granted_tokens += num_tokens
         return Handoff(lease.lease_id, described, num_tokens, slots, self.model, self.formats, LEASE_S, read_s, queue_s)
 
+    def note_left(self) -> None:
+        """A prompt that was to be read for another engine is left to it."""
+        self._totals.left += 1
+
     def drop(self, lease_id: str) -> None:
         """Nobody may take it any more. Whoever was reading is cut off, and does not use what it has."""
         lease = self._leases.pop(lease_id, None)
