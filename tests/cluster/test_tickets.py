@@ -167,3 +167,26 @@ def test_machines_are_named_one_by_one() -> None:
     assert (
         Handoffs("decode", KEY, ("10.1.2.3",)).wish(params, [PROMPT]).handoff == far
     )  # the way is in the clocks' doubt
+
+
+def test_where_routers_are_named_nobody_else_has_prompts_read_for_others() -> None:
+    handoffs = Handoffs("prefill", KEY, (), ("10.0.0.1", "10.7.0.0/16"))
+    wish = handoffs.wish({"do_remote_decode": True}, [PROMPT])
+    for host in ("10.0.0.1", "10.7.3.4", "::ffff:10.7.3.4", "127.0.0.1", "::1"):
+        assert handoffs.asked_by(wish, host, "id") == wish
+    for host in ("10.0.0.2", "10.8.0.1", "fe80::1", "somebody", ""):
+        with pytest.raises(ApiError, match="is no router's"):
+            handoffs.asked_by(wish, host, "id")
+        assert handoffs.asked_by(NO_HANDOFF, host, "id") == NO_HANDOFF
+        assert Handoffs("prefill", KEY, ()).asked_by(wish, host, "id") == wish
+    with pytest.raises(BadRequestError, match="--router-host must be an address or a network"):
+        Handoffs("prefill", KEY, (), ("router.example",))
+
+
+def test_the_writer_is_known_where_the_routers_id_names_it() -> None:
+    handoffs = Handoffs("prefill", KEY, ())
+    wish = handoffs.wish({"do_remote_decode": True}, [PROMPT])
+    name = "___prefill_addr_127.0.0.1:8001___decode_addr_my_host:8002_0123abcd"
+    assert handoffs.asked_by(wish, "127.0.0.1", name).writer == "my_host:8002"
+    assert handoffs.asked_by(wish, "127.0.0.1", "req-1").writer == ""
+    assert handoffs.asked_by(NO_HANDOFF, "127.0.0.1", name).writer == ""

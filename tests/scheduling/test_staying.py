@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.planner.test_simulate import COST, SPEC
 
+from tests.planner.test_simulate import COST, SPEC
 from twostroke.core.service_level import DEFAULT_LEVEL, ServiceLevel, ServiceLevels
 from twostroke.cost.floor import StepWork
 from twostroke.planner.fleet.link import Link

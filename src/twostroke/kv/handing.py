@@ -80,7 +80,8 @@ class Handing:
         lease = self._peers.lease(lease_id)
         if lease is None:
             num_wanted = self._num_wanted(sequence)
-            lease = self._peers.begin(lease_id, [self._first(group, num_wanted) for group in groups], num_wanted)
+            first, tenant = [self._first(group, num_wanted) for group in groups], sequence.request.tenant
+            lease = self._peers.begin(lease_id, first, num_wanted, tenant)
         nodes = self._nodes(sequence, min(sequence.num_computed // block_size, lease.num_wanted))
         self._peers.take(lease, nodes, partial(self._block, tables))
 

@@ -118,7 +118,8 @@ class Admission:
         if place.watch.is_gone:
             self._metrics.disconnects.inc()
             raise client_gone()
-        wish = self._handoffs.named(wish, request.scope.get(REQUEST_ID_SCOPE, ""))
+        host = request.client.host if request.client is not None else ""
+        wish = self._handoffs.asked_by(wish, host, request.scope.get(REQUEST_ID_SCOPE, ""))
         work = self._take_quota(key, prompts, sampling)
         try:
             inbox = self._client.submit(

@@ -212,6 +212,14 @@ class ServerSettings:
         flag="--peer",
         metavar="HOST",
     )
+    router_hosts: tuple[str, ...] = several(
+        "texts",
+        FLEET,
+        "An address (10.0.0.1) or a network (10.0.0.0/24) that routers ask from to have a prompt read for another "
+        "server, beside this machine; may be given several times. Default: whoever reaches this server may ask.",
+        flag="--router-host",
+        metavar="HOST",
+    )
     fleet_key: bytes = field(default=b"", repr=False)
     """What the servers of a fleet sign with."""
     register: str | None = text(
