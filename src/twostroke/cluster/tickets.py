@@ -136,7 +136,8 @@ def _seconds(payload: Mapping[str, Any]) -> tuple[float, float]:
 
 def _way_s(payload: Mapping[str, Any], now_s: float, *, is_near: bool) -> float:
     """What surely went by since it was signed. `is_near`: on this machine, by one clock."""
-    return max(0.0, now_s - payload["made_us"] / 1e6 - (0.0 if is_near else SKEW_S))
+    made_s: float = payload["made_us"] / 1e6
+    return max(0.0, now_s - made_s - (0.0 if is_near else SKEW_S))
 
 
 def _is_this_machine(host: str) -> bool:

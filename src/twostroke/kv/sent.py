@@ -32,5 +32,7 @@ class SentPrefixes:
 
     def num_blocks(self, writer: str, nodes: Sequence[PrefixNode]) -> int:
         """Of these, from the first on, that it should have."""
-        blocks = self._blocks.get(writer, {})
+        blocks = self._blocks.get(writer)
+        if blocks is None:
+            return 0
         return next((place for place, node in enumerate(nodes) if node.digest not in blocks), len(nodes))
