@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from twostroke.backends.cuda.weights import Progress
     from twostroke.backends.interface import TuningProgress, TuningReport
 
+ATTENTION_SHARE = 0.25
+"""Of the time to tune: attention has few kernels, and products many."""
 KV_SHARE_OF_DEVICE = 0.95
 """Of what weights and buffers leave: a GPU is mostly one program's own."""
 GRAPH_BYTES = 1 << 30
@@ -235,11 +238,20 @@ class CudaFactory:
         return machine_rates().as_figures()
 
     def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
+        from twostroke.backends.cuda.attention_table import keep
+        from twostroke.backends.cuda.attention_tuning import tune_attention
         from twostroke.backends.cuda.backend import DTYPES
         from twostroke.backends.cuda.tuning import tune_forms
 
         codes = tuple(held_of(checkpoint, formats).dense_codes)  # experts in few bits go by a rule
-        return tune_forms(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress, codes)
+        started_s, dtype = time.perf_counter(), DTYPES[formats.arithmetic]
+        progress(0, 1, "attention")
+        found = tune_attention(checkpoint.spec, dtype, started_s + ATTENTION_SHARE * seconds)
+        left_s = seconds - (time.perf_counter() - started_s)
+        report = tune_forms(checkpoint.spec, dtype, left_s, progress, codes)
+        keep(report.device, found.rows)
+        changes, faults = [*found.changes, *report.changes], [*found.faults, *report.faults]
+        return replace(report, changes=changes, faults=faults, seconds=time.perf_counter() - started_s)
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
         import torch
