@@ -89,7 +89,7 @@ def test_the_least_it_could_take_is_that_of_both(stage: Stage, written: Sequence
 def test_the_way_from_there_is_named(stage: Stage, written: SequenceTiming) -> None:
     verdict = said(stage, handed(written, queue_s=0.0, read_s=0.04, way_s=3.0))
     assert verdict.cause is Cause.HANDOFF
-    assert "went into the handoff from reader-1 (0.4 MB of KV)" in verdict.sentence
+    assert "went into the handoff from reader-1 (the router, reception here, 0.4 MB of KV)" in verdict.sentence
 
 
 def test_what_was_read_in_vain_is_said_so(stage: Stage, written: SequenceTiming) -> None:

@@ -42,6 +42,10 @@ class Handoff:
         return self.read_s + self.way_s
 
 
+ALL_CACHED = "all of it is cached here"
+"""Why the KV of a prompt that another engine read is not taken, and the prompt is not read either."""
+
+
 def unread(why: str, read_s: float = 0.0, queue_s: float = 0.0, way_s: float = 0.0) -> Handoff:
     """Of a prompt that was to be read by another engine, and was not, or in vain."""
     return Handoff("", "", 0, (), "", KVFormat("", "", 0, ()), 0.0, read_s, queue_s, way_s, why)

@@ -32,8 +32,8 @@ def read_in_vain(timing: SequenceTiming, account: StartAccount) -> Part:
 
 def handed_over(timing: SequenceTiming, account: StartAccount) -> Part:
     record = timing.handoff
-    moved = "" if record is None or not record.num_bytes else f" ({record.num_bytes / 1e6:.1f} MB of KV)"
-    return Part(account.handoff_s, f"the handoff from {reader(timing)}{moved}")
+    moved = "" if record is None or not record.num_bytes else f", {record.num_bytes / 1e6:.1f} MB of KV"
+    return Part(account.handoff_s, f"the handoff from {reader(timing)} (the router, reception here{moved})")
 
 
 def reader(timing: SequenceTiming) -> str:

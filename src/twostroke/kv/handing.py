@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Series
 from functools import partial
 
-from twostroke.core.handoff import Handoff, HandoffRecord, unread
+from twostroke.core.handoff import ALL_CACHED, Handoff, HandoffRecord, unread
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.kv.matching import PrefixMatcher
@@ -153,7 +153,7 @@ class Handing:
         why_not = self._misfit(sequence, handoff)
         wanted = [] if why_not else self._wanted(sequence, handoff)
         if not wanted:
-            return [], why_not or "all of it is cached here"
+            return [], why_not or ALL_CACHED
         num_held = self._matcher.match(sequence).num_tokens
         took_s = self._peers.seconds(self._peers.num_bytes(handoff, wanted))
         if not self._tiers.worth.loads(num_held, self._num_tokens(handoff) - num_held, took_s):
