@@ -32,6 +32,17 @@ def test_simulate_tells_what_was_handed_over() -> None:
         assert text in done.stdout
 
 
+@pytest.mark.parametrize("pools", [(), ("--prefill", "1", "--decode", "1")], ids=["one", "two"])
+def test_models_that_keep_states_are_simulated(pools: tuple[str, ...]) -> None:
+    sizes = ("--rate", "200", "--requests", "20", "--input", "4000", "--output", "4")
+    done = typed("simulate", "LFM2-1.2B", "--on", "h200", *pools, *sizes, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["requests"] == 20
+    if pools:
+        assert found["pools"]["handoffs"]["number"] + found["pools"]["handoffs"]["num_kept"] == 20
+
+
 def test_simulate_records_both_pools() -> None:
     found = json.loads(typed(*POOLS, "--link", "ndr", "--json", *SIZES).stdout)
     pools = found["pools"]

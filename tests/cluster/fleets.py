@@ -17,7 +17,8 @@ KEY = "a key that only this fleet has"
 PLAIN_OPTIONS = ("smollm2", "--backend", "cpu", "--threads", "1", "--max-context", "2048", "--kv-memory", "200MB")
 OPTIONS = (*PLAIN_OPTIONS, "--check-steps")
 """Every engine proves its books after every step."""
-FLEET_OPTIONS = ("--kv-host-gb", "0.3", "--drain", "2")
+FLEET_OPTIONS = ("--kv-host-gb", "0.3", "--drain", "2", "--hand-over", "all")
+"""Short prompts are handed over, too: here it is looked at how."""
 WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
 ASKS = {"do_remote_decode": True, "do_remote_prefill": False}
 

@@ -4,13 +4,15 @@ machines."""
 from __future__ import annotations
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("smg")
 
-from tests.cluster.fleets import WORDS
+from tests.cluster.fleets import WORDS, read, servers, write
+from tests.cluster.test_fleet import prompt_of
 from tests.cluster.test_fleet_up import COMMAND, Running, environment, fleet
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
@@ -61,3 +63,28 @@ def test_a_fleet_is_looked_at_by_its_routers_address(smollm2_path: Path, tmp_pat
         if router == "smg":
             refused = command(running, "top", "--once", knows_key=False)
             assert refused.returncode == 2 and "set TWOSTROKE_ROUTER_KEY" in refused.stderr
+
+
+def test_who_waited_for_the_worker_that_reads_is_told_so(smollm2_path: Path, tmp_path: Path) -> None:
+    """The verdict and the promise count from the arrival there, though another worker answers."""
+    levels = tmp_path / "levels.toml"
+    levels.write_text("[levels.chat]\nttft_ms = 700\n")
+    options = ("--service-levels", str(levels), "--max-running", "1", "--policy", "fifo")
+    path, asked = "/v1/completions", {**prompt_of(70, 200), "service_level": "chat"}
+    with servers(tmp_path, "prefill", "decode", options=options) as (reader, writer):
+        with ThreadPoolExecutor(5) as pool:
+            ahead = [pool.submit(read, reader, path, prompt_of(60 + place, 600)) for place in range(4)]
+            reader.wait_until(lambda: reader.metric("twostroke_waiting") >= 2)
+            params = pool.submit(read, reader, path, asked).result()
+            assert all(leg.result() for leg in ahead)
+        timing = write(writer, path, asked, params).json()["timing"]
+        handoff = timing["handoff"]
+        assert handoff["why_not"] is None and handoff["queue_s"] > 0.7
+        assert timing["ttft_s"] > handoff["read_s"] > handoff["queue_s"] and timing["total_s"] > timing["ttft_s"]
+        assert timing["verdict"].startswith("slow to start: ") and timing["cause"] == "queue", timing["verdict"]
+        assert f"went into the queue of {handoff['read_by']}, which read its prompt" in timing["verdict"]
+        assert timing["kept"]["ttft"] is False
+        assert "promises a first token in 700 ms, and it came in " in timing["promise"]
+        assert f"went into the queue of {handoff['read_by']}" in timing["promise"]
+        kept, broken = (writer.metric("twostroke_promises_total", outcome=one) for one in ("kept", "broken"))
+        assert (kept, broken) == (0, 1)

@@ -72,8 +72,13 @@ def test_a_writer_that_stood_still_for_longer_than_its_lease_reads_the_prompt(
         assert answer.json()["timing"]["handoff"]["why_not"]
         serves_still(reader, writer, alone, 22)
         time.sleep(max(0.0, began_s + LEASE_S + SKEW_S + 1.0 - time.monotonic()))
-        refused = write(writer, PATH, prompt_of(23), late)
-        assert refused.status_code == 400 and "has expired" in refused.text
+        answer = write(writer, PATH, prompt_of(23), late)
+        assert told(answer) == told(alone.post(PATH, prompt_of(23)))
+        handoff = answer.json()["timing"]["handoff"]
+        assert handoff["why_not"].startswith("it came too late: its KV was kept until ") and not handoff["tokens"]
+        assert answer.json()["timing"]["ttft_s"] > handoff["read_s"] + LEASE_S
+        used = write(writer, PATH, prompt_of(23), late)
+        assert used.status_code == 400 and "was used before" in used.text
 
 
 def test_a_full_writer_has_requests_wait_and_refuses_none_for_good(alone: RunningServer, tmp_path: Path) -> None:
@@ -124,8 +129,10 @@ def test_kv_of_another_model_is_refused_and_the_prompt_is_read(tmp_path: Path) -
     }
     path = "/v1/chat/completions"
 
+    tiers = ("--kv-host-gb", "0.01", "--hand-over", "all")
+
     def server(folder: Path, role: str) -> tuple[str, ...]:
-        return str(folder), "--backend", "reference", "--name", "scripted", "--role", role, "--kv-host-gb", "0.01"
+        return str(folder), "--backend", "reference", "--name", "scripted", "--role", role, *tiers
 
     with (
         running_server(tmp_path / "r", *server(other, "prefill"), TWOSTROKE_FLEET_KEY=KEY) as reader,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from twostroke.cluster import tickets
 from twostroke.core.errors import BadRequestError
-from twostroke.core.handoff import Handoff
+from twostroke.core.handoff import Handoff, unread
 from twostroke.core.kv_blocks import BlockFormat, KVFormat
 from twostroke.server.errors import ApiError
 from twostroke.server.handoffs import NO_HANDOFF, Handoffs
@@ -32,6 +33,8 @@ FORMATS = KVFormat(
 )
 HANDOFF = Handoff("lease-1", PEER, 48, ((3, 1, 2), (7,)), "model", FORMATS, 30.0, 0.25, 0.125)
 NOW_S = 1_700_000_000.0
+ARRIVED = replace(HANDOFF, way_s=1.0)
+"""A second after it was signed, on the same machine."""
 
 
 def made(**changes: Any) -> dict[str, Any]:
@@ -45,8 +48,8 @@ def opened(params: dict[str, Any], **changes: Any) -> Handoff:
 
 def test_what_was_signed_comes_out_also_through_a_router_that_writes_json_its_own_way() -> None:
     params = made()
-    assert opened(params) == HANDOFF
-    assert opened(json.loads(json.dumps(params, sort_keys=True, indent=3))) == HANDOFF
+    assert opened(params) == ARRIVED
+    assert opened(json.loads(json.dumps(params, sort_keys=True, indent=3))) == ARRIVED
     assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
     assert (params["remote_host"], params["remote_port"], params["remote_engine_id"]) == ("127.0.0.1", 5600, "one")
     assert params["remote_block_ids"] == [[3, 1, 2], [7]] and params["remote_request_id"] == "lease-1"
@@ -54,7 +57,7 @@ def test_what_was_signed_comes_out_also_through_a_router_that_writes_json_its_ow
 
 def test_the_unsigned_fields_are_believed_by_nobody() -> None:
     params = made(remote_host="10.0.0.9", remote_port=1, remote_block_ids=[[9, 9, 9], [9]], remote_num_tokens=16)
-    assert opened(params) == HANDOFF
+    assert opened(params) == ARRIVED
 
 
 @pytest.mark.parametrize(
@@ -62,7 +65,6 @@ def test_the_unsigned_fields_are_believed_by_nobody() -> None:
     [
         ({"key": OTHER_KEY}, "was not made by an engine of this fleet"),
         ({"token_ids": PROMPT[:-1]}, "was made for another prompt"),
-        ({"now_s": NOW_S + 36.0}, "has expired: its KV was kept until 6 s ago"),
         ({"hosts": {"10.0.0.2"}}, "names the machine '127.0.0.1', which is not one of this server's peers"),
     ],
 )
@@ -95,7 +97,8 @@ def test_each_role_takes_what_is_for_it() -> None:
             assert handoffs.wish(None, [PROMPT]) == NO_HANDOFF
             if is_taken:
                 wish = handoffs.wish(params, [PROMPT])
-                assert wish.lease_id if params is asks else wish.handoff == HANDOFF
+                assert wish.handoff is None or replace(wish.handoff, way_s=0.0) == HANDOFF
+                assert bool(wish.lease_id) == (params is asks) == (wish.handoff is None)
             else:
                 with pytest.raises(ApiError, match="role"):
                     handoffs.wish(params, [PROMPT])
@@ -105,9 +108,53 @@ def test_each_role_takes_what_is_for_it() -> None:
         Handoffs("both", KEY, ()).wish(asks, [PROMPT, PROMPT])
 
 
+def test_what_comes_too_late_brings_nothing_and_is_no_error() -> None:
+    late = opened(made(), now_s=NOW_S + 36.0)
+    assert late.unread == "it came too late: its KV was kept until 6 s ago" and not late.slots
+    assert (late.read_s, late.queue_s, late.way_s) == (0.25, 0.125, 36.0)
+    for changes, message in (
+        ({"key": OTHER_KEY}, "was not made by an engine of this fleet"),
+        ({"token_ids": PROMPT[:-1]}, "was made for another prompt"),
+        ({"hosts": {"10.0.0.2"}}, "which is not one of this server's peers"),
+    ):
+        with pytest.raises(BadRequestError, match=message):
+            opened(made(), **{**changes, "now_s": NOW_S + 36.0})
+
+
+def test_the_way_is_counted_as_far_as_two_clocks_tell() -> None:
+    peer = PEER.replace("127.0.0.1", "10.1.2.3")
+    far = tickets.signed(KEY, replace(HANDOFF, peer=peer), PROMPT, NOW_S)
+    for after_s, way_s in ((-2.0, 0.0), (3.0, 0.0), (7.0, 7.0 - tickets.SKEW_S)):
+        assert opened(far, hosts={"10.1.2.3"}, now_s=NOW_S + after_s).way_s == pytest.approx(way_s)
+        assert opened(made(), now_s=NOW_S + after_s).way_s == pytest.approx(max(0.0, after_s))
+
+
+def test_who_has_not_read_says_why_and_what_went_by() -> None:
+    params = tickets.signed(KEY, unread("it is shorter than a block", 0.5, 0.25), PROMPT, NOW_S)
+    assert params["do_remote_prefill"] is False
+    assert opened(params) == unread("it is shorter than a block", 0.5, 0.25)
+
+
 def test_one_ticket_is_for_one_answer() -> None:
     handoffs, params = Handoffs("decode", KEY, ()), tickets.signed(KEY, HANDOFF, PROMPT)
-    handoffs.wish(params, [PROMPT])
+    handoffs.taken(handoffs.wish(params, [PROMPT]))
+    with pytest.raises(ApiError, match="was used before"):
+        handoffs.wish(params, [PROMPT])
+    late = tickets.signed(KEY, replace(HANDOFF, lease_id="late"), PROMPT, NOW_S)
+    wish = handoffs.wish(late, [PROMPT])
+    assert wish.handoff is not None and wish.handoff.unread
+    handoffs.taken(wish)
+    with pytest.raises(ApiError, match="was used before"):
+        handoffs.wish(late, [PROMPT])
+
+
+def test_a_ticket_is_used_when_the_engine_has_it_and_free_again_when_that_came_to_nothing() -> None:
+    handoffs, params = Handoffs("decode", KEY, ()), tickets.signed(KEY, HANDOFF, PROMPT)
+    for _ in range(2):  # the queue was full, say: a router asks once more
+        wish = handoffs.wish(params, [PROMPT])
+    handoffs.taken(wish)
+    handoffs.failed(wish)  # the engine refused it, or ended
+    handoffs.taken(handoffs.wish(params, [PROMPT]))
     with pytest.raises(ApiError, match="was used before"):
         handoffs.wish(params, [PROMPT])
 
@@ -117,4 +164,29 @@ def test_machines_are_named_one_by_one() -> None:
     params = tickets.signed(KEY, far, PROMPT)
     with pytest.raises(ApiError, match=r"'10\.1\.2\.3', which is not one of this server's peers"):
         Handoffs("decode", KEY, ()).wish(params, [PROMPT])
-    assert Handoffs("decode", KEY, ("10.1.2.3",)).wish(params, [PROMPT]).handoff == far
+    assert (
+        Handoffs("decode", KEY, ("10.1.2.3",)).wish(params, [PROMPT]).handoff == far
+    )  # the way is in the clocks' doubt
+
+
+def test_where_routers_are_named_nobody_else_has_prompts_read_for_others() -> None:
+    handoffs = Handoffs("prefill", KEY, (), ("10.0.0.1", "10.7.0.0/16"))
+    wish = handoffs.wish({"do_remote_decode": True}, [PROMPT])
+    for host in ("10.0.0.1", "10.7.3.4", "::ffff:10.7.3.4", "127.0.0.1", "::1"):
+        assert handoffs.asked_by(wish, host, "id") == wish
+    for host in ("10.0.0.2", "10.8.0.1", "fe80::1", "somebody", ""):
+        with pytest.raises(ApiError, match="is no router's"):
+            handoffs.asked_by(wish, host, "id")
+        assert handoffs.asked_by(NO_HANDOFF, host, "id") == NO_HANDOFF
+        assert Handoffs("prefill", KEY, ()).asked_by(wish, host, "id") == wish
+    with pytest.raises(BadRequestError, match="--router-host must be an address or a network"):
+        Handoffs("prefill", KEY, (), ("router.example",))
+
+
+def test_the_writer_is_known_where_the_routers_id_names_it() -> None:
+    handoffs = Handoffs("prefill", KEY, ())
+    wish = handoffs.wish({"do_remote_decode": True}, [PROMPT])
+    name = "___prefill_addr_127.0.0.1:8001___decode_addr_my_host:8002_0123abcd"
+    assert handoffs.asked_by(wish, "127.0.0.1", name).writer == "my_host:8002"
+    assert handoffs.asked_by(wish, "127.0.0.1", "req-1").writer == ""
+    assert handoffs.asked_by(NO_HANDOFF, "127.0.0.1", name).writer == ""

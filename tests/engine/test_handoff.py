@@ -20,6 +20,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import assemble
 from twostroke.engine.engine import Engine
 from twostroke.engine.fleet import FleetSettings
+from twostroke.kv.handing import NOT_KEPT
 from twostroke.kv.tiers import peers
 from twostroke.kv.tiers.worth import Worth
 from twostroke.models.checkpoint import Checkpoint
@@ -241,10 +242,42 @@ def test_a_reader_without_room_hands_on_what_it_has(
     request = request_of("long", 170)
     handoff = read(reader, request)
     assert handoff is not None and handoff.num_tokens == 64
-    assert read(reader, request_of("other", 40, seed=9)) is None, "all that may be leased is"
+    other = read(reader, request_of("other", 40, seed=9))
+    assert other is not None and other.unread == NOT_KEPT and other.read_s > 0.0, "all that may be leased is"
     written = play(writer, requests=[(writer, replace(request, handoff=handoff))])
     assert written.tokens == play(alone, requests=[(alone, request)]).tokens
     timing = written.last["long.0"].timing
     assert timing is not None and timing.cached_tokens == timing.tier_tokens.peer == 64
     settle(reader, writer)
     alone.close()
+
+
+def test_nobody_pins_all_that_may_be_leased(pair: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases that nobody takes give way: after ten seconds to anybody, after two to a tenant that has fewer."""
+    reader, _ = pair
+    tiers = reader.scheduler.ledger.tiers
+    assert tiers is not None and tiers.peers is not None
+    own, passed_s = tiers.peers, 0.0
+    monkeypatch.setattr(peers, "LEASED_SHARE", 8 / tiers.host.num_slots[0])
+    clock = own._clock
+    monkeypatch.setattr(own, "_clock", lambda: clock() + passed_s)
+
+    def lease(name: str, seed: int, tenant: str) -> bool:
+        handoff = read(reader, replace(request_of(name, 70, seed), tenant=tenant))
+        assert handoff is not None
+        return not handoff.unread
+
+    assert lease("a1", 51, "a") and lease("a2", 52, "a"), "four blocks each: all that may be leased"
+    assert not lease("b1", 53, "b"), "they may be taken at any moment"
+    passed_s = 3.0
+    assert not lease("a3", 54, "a"), "who has most gets no more of it"
+    assert lease("b2", 55, "b")
+    held = {one.lease_id for one in own._leases.values()}
+    assert held == {"lease-a2", "lease-b2"}, "the oldest gave way"
+    own._hear("alive", "lease-a2", own._clock())
+    passed_s = 14.0
+    assert lease("a4", 56, "a"), "b's has lasted; that of a is waited for"
+    assert {one.lease_id for one in own._leases.values()} == {"lease-a2", "lease-a4"}
+    assert own.totals().expired >= 2
+    passed_s = 100.0
+    settle(reader)

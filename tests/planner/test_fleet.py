@@ -20,7 +20,7 @@ from twostroke.planner.fleet.link import Link, find_link, handoff_bytes
 from twostroke.planner.fleet.member import FleetReplica
 from twostroke.planner.fleet.report import FleetReport
 from twostroke.planner.fleet.spec import Failure, FleetSpec, PoolLook
-from twostroke.planner.simulate import Prompts, simulate
+from twostroke.planner.simulate import Prompts, ReplicaSpec, simulate
 from twostroke.planner.trace import Lengths, TraceRequest, bursts, poisson
 
 KV_BYTES = 131_072
@@ -132,6 +132,48 @@ def test_of_a_window_the_last_positions_travel() -> None:
     report = fleet.serve([TraceRequest(0.1 * number, 2000, 5) for number in range(4)])
     fleet.check()
     assert len(report.felt.ttft_s) == 4 and report.handoffs.num_lost == 0
+
+
+STATES = replace(SHAPE, kv_groups=(KVGroupShape(16, None, 1000), KVGroupShape(16, 1, 7_000_000, "state")))
+"""As the shapes of families have them: to the cost a state is a window of one token."""
+
+
+def with_states(num_blocks: int = 2000, num_slots: int = 40) -> ReplicaSpec:
+    groups = KVGroup(tuple(range(16)), None, num_blocks), KVGroup(tuple(range(16, 32)), None, num_slots, "state")
+    return replace(SPEC, shape=STATES, layout=KVLayout(16, groups))
+
+
+def test_states_travel_once_as_they_are_behind_the_last_whole_block() -> None:
+    assert handoff_bytes(STATES, 0, 496, 496) == 496 * 1000 + 7_000_000
+    assert handoff_bytes(STATES, 0, 256, 496) == 256 * 1000
+    assert handoff_bytes(STATES, 256, 496, 496) == 240 * 1000 + 7_000_000
+    assert handoff_bytes(STATES, 496, 496, 496) == 0
+
+
+def test_a_handoff_with_states_by_hand() -> None:
+    """600 tokens in chunks of 512, 80 and 8: the second ends where the states are kept. The writer reads eight."""
+    trace = [TraceRequest(3.0, 600, 4), TraceRequest(9.0, 600, 4)]
+    fleet = Fleet(replace(two_pools(), replica=with_states()))
+    report = fleet.serve(trace)
+    fleet.check()
+    handoffs = report.handoffs
+    assert (handoffs.number, handoffs.num_lost) == (2, 0)
+    assert handoffs.num_bytes == 2 * (592 * 1000 + 7_000_000)
+    chunks = StepWork(((0, 512),)), StepWork(((512, 80),)), StepWork(((592, 8),), 1)
+    last_s = 1e-4 + (80 * 1000 + 7_000_000) / 100e9
+    read_s = sum(map(COST.seconds, chunks))
+    exposed_s = max(0.0, last_s - COST.seconds(chunks[2]))
+    first_s = COST.seconds(StepWork(((592, 8),), 1))
+    assert report.felt.ttft_s[0] == pytest.approx(read_s + exposed_s + first_s)
+
+
+def test_writers_with_few_slots_for_states_serve_everybody() -> None:
+    trace = bursts(25.0, 40, Lengths(5, 800), Lengths(1, 40), burst=5, seed=4)
+    for slots in (6, 40):
+        fleet = Fleet(replace(two_pools(1, 2), replica=with_states(300, slots)))
+        report = fleet.serve(trace)
+        fleet.check()
+        assert num_over(report) == len(trace)
 
 
 def test_gaps_are_even_where_nobody_reads() -> None:

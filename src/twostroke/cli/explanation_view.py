@@ -20,11 +20,12 @@ NAMES = {
     "preempted": "preempted",
     "queue there": "queue there",
     "prefill there": "prefill there",
+    "way": "on the way",
     "handoff": "handoff (KV)",
     "delivery": "delivery",
 }
 COLOURS = {"prefill": "cyan", "decode": "green", "queue": "yellow", "others": "magenta", "preempted": "red"}
-COLOURS |= {"prefill there": "cyan", "queue there": "yellow", "handoff": "blue"}
+COLOURS |= {"prefill there": "cyan", "queue there": "yellow", "way": "blue", "handoff": "blue"}
 BAR_CHARS = 30
 MOST_ROWS = 16
 FIRST_ROWS, LAST_ROWS = 9, 5

@@ -142,7 +142,8 @@ def _fleet_settings(settings: ServerSettings) -> FleetSettings | None:
     if settings.role is None:
         return None
     engine_id = f"{settings.transfer_host}-{os.getpid()}-{secrets.token_hex(4)}"
-    return FleetSettings(settings.fleet_key.hex(), settings.transfer, settings.transfer_host, engine_id)
+    leaves = settings.hand_over == "worth"
+    return FleetSettings(settings.fleet_key.hex(), settings.transfer, settings.transfer_host, engine_id, leaves)
 
 
 def _warn_of_no_keys(settings: ServerSettings, console: Console) -> None:

@@ -11,7 +11,9 @@ import json
 import struct
 import time
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b, sha256
+from ipaddress import ip_address
 from math import ceil
 from typing import Any
 
@@ -22,7 +24,7 @@ from twostroke.core.kv_blocks import KVFormat
 FIELD = "kv_transfer_params"
 TICKET = "twostroke"
 """The entry of the object that is ours; the others are what vLLM's workers say, for whoever looks at them."""
-VERSION = 2
+VERSION = 3
 SKEW_S = 5.0
 """That two machines' clocks may be apart."""
 MOST_CHARS = 1 << 20
@@ -39,6 +41,8 @@ def prompt_digest(key: bytes, token_ids: Sequence[int]) -> str:
 def signed(key: bytes, handoff: Handoff, token_ids: Sequence[int], now_s: float | None = None) -> dict[str, Any]:
     """The object for the one that will write the answer. `now_s`: of `time.time`."""
     now_s = time.time() if now_s is None else now_s
+    if handoff.unread:
+        return unread_params(key, handoff.unread, handoff.read_s, handoff.queue_s, now_s)
     payload = {
         "lease": handoff.lease_id,
         "peer": handoff.peer,
@@ -49,8 +53,7 @@ def signed(key: bytes, handoff: Handoff, token_ids: Sequence[int], now_s: float 
         "prompt": prompt_digest(key, token_ids),
         "until": ceil(now_s + handoff.lease_s),
         "lease_ms": round(handoff.lease_s * 1e3),
-        "read_us": round(handoff.read_s * 1e6),
-        "queue_us": round(handoff.queue_s * 1e6),
+        **_times(handoff.read_s, handoff.queue_s, now_s),
     }
     contact = json.loads(handoff.peer)
     return {
@@ -68,14 +71,14 @@ def signed(key: bytes, handoff: Handoff, token_ids: Sequence[int], now_s: float 
     }
 
 
-def unread_params(key: bytes, now_s: float | None = None) -> dict[str, Any]:
-    """The object for the one that will write the answer to a prompt that nobody has read."""
+def unread_params(
+    key: bytes, why: str, read_s: float = 0.0, queue_s: float = 0.0, now_s: float | None = None
+) -> dict[str, Any]:
+    """The object for the one that will write the answer to a prompt that nobody has read. `read_s`: what went by of its
+    time all the same."""
     now_s = time.time() if now_s is None else now_s
-    return {
-        "do_remote_prefill": False,
-        "do_remote_decode": False,
-        TICKET: _ticket(key, {"until": ceil(now_s + UNREAD_S)}),
-    }
+    payload = {"unread": why, "until": ceil(now_s + UNREAD_S), **_times(read_s, queue_s, now_s)}
+    return {"do_remote_prefill": False, "do_remote_decode": False, TICKET: _ticket(key, payload)}
 
 
 def asks_for_handoff(params: Mapping[str, Any]) -> bool:
@@ -91,20 +94,25 @@ def opened(
     now_s: float | None = None,
 ) -> Handoff:
     """What a signed object says of this prompt. Raises BadRequestError for one that the fleet's key did not make, or
-    for another prompt, or too long ago, or of a machine that is not one of `hosts`."""
+    for another prompt, or of a machine that is not one of `hosts`. One that came too late is believed, and brings
+    nothing: whoever writes reads the prompt."""
     payload = _checked_payload(key, params.get(TICKET))
     now_s = time.time() if now_s is None else now_s
     if payload.get("version") != VERSION:
         raise BadRequestError(f"{FIELD} is of another version of this program")
     if "lease" not in payload:
-        return _opened_unread(payload, now_s)
+        if now_s > payload["until"] + SKEW_S:  # of some request, long ago: its times are not this one's
+            return unread(payload["unread"])
+        return unread(payload["unread"], *_seconds(payload), _way_s(payload, now_s, is_near=False))
     if not hmac.compare_digest(str(payload["prompt"]), prompt_digest(key, token_ids)):
         raise BadRequestError(f"{FIELD} was made for another prompt")
-    if now_s > payload["until"] + SKEW_S:
-        raise BadRequestError(f"{FIELD} has expired: its KV was kept until {now_s - payload['until']:.0f} s ago")
     host = str(json.loads(payload["peer"]).get("host", ""))
     if host not in hosts:
         raise BadRequestError(f"{FIELD} names the machine {host!r}, which is not one of this server's peers (--peer)")
+    way_s = _way_s(payload, now_s, is_near=_is_this_machine(host))
+    if now_s > payload["until"] + SKEW_S:
+        why = f"it came too late: its KV was kept until {now_s - payload['until']:.0f} s ago"
+        return replace(unread(why, *_seconds(payload), way_s), lease_id=payload["lease"])
     return Handoff(
         payload["lease"],
         payload["peer"],
@@ -113,15 +121,30 @@ def opened(
         payload["model"],
         KVFormat.read(payload["formats"]),
         payload["lease_ms"] / 1e3,
-        payload["read_us"] / 1e6,
-        payload["queue_us"] / 1e6,
+        *_seconds(payload),
+        way_s,
     )
 
 
-def _opened_unread(payload: Mapping[str, Any], now_s: float) -> Handoff:
-    if now_s > payload["until"] + SKEW_S:
-        raise BadRequestError(f"{FIELD} has expired")
-    return unread(UNREAD)
+def _times(read_s: float, queue_s: float, now_s: float) -> dict[str, int]:
+    return {"read_us": round(read_s * 1e6), "queue_us": round(queue_s * 1e6), "made_us": round(now_s * 1e6)}
+
+
+def _seconds(payload: Mapping[str, Any]) -> tuple[float, float]:
+    return payload["read_us"] / 1e6, payload["queue_us"] / 1e6
+
+
+def _way_s(payload: Mapping[str, Any], now_s: float, *, is_near: bool) -> float:
+    """What surely went by since it was signed. `is_near`: on this machine, by one clock."""
+    made_s: float = payload["made_us"] / 1e6
+    return max(0.0, now_s - made_s - (0.0 if is_near else SKEW_S))
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _ticket(key: bytes, payload: Mapping[str, Any]) -> str:

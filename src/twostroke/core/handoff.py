@@ -31,13 +31,24 @@ class Handoff:
     """What the owner took from the request's arrival to the end of reading."""
     queue_s: float = 0.0
     """Of that, before its first chunk."""
+    way_s: float = 0.0
+    """From the end of reading to the engine that writes, as far as two machines' clocks tell."""
     unread: str = ""
-    """Why nobody has read it, in a sentence; then there is nothing to take, and no owner."""
+    """Why there is nothing to take, in a sentence; then it has no owner."""
+
+    @property
+    def before_s(self) -> float:
+        """What had gone by of the request's time when it came to whoever writes."""
+        return self.read_s + self.way_s
 
 
-def unread(why: str) -> Handoff:
-    """Of a prompt that was to be read by another engine, and was not."""
-    return Handoff("", "", 0, (), "", KVFormat("", "", 0, ()), 0.0, unread=why)
+ALL_CACHED = "all of it is cached here"
+"""Why the KV of a prompt that another engine read is not taken, and the prompt is not read either."""
+
+
+def unread(why: str, read_s: float = 0.0, queue_s: float = 0.0, way_s: float = 0.0) -> Handoff:
+    """Of a prompt that was to be read by another engine, and was not, or in vain."""
+    return Handoff("", "", 0, (), "", KVFormat("", "", 0, ()), 0.0, read_s, queue_s, way_s, why)
 
 
 class HandoffRecord(NamedTuple):
@@ -72,8 +83,10 @@ class HandoffTotals:
     granted_tokens: int = 0
     taken: int = 0
     """Of those, that another said to have, or not to want any more."""
+    left: int = 0
+    """Prompts that were to be read for others, and were not: they are read sooner where they are written."""
     expired: int = 0
-    """Of those, that nobody took in time."""
+    """Of those granted, that nobody took in time."""
     fetched: int = 0
     """Prompts of others whose KV arrived."""
     fetched_tokens: int = 0

@@ -31,12 +31,19 @@ class Request:
     """The class whose promise it is held to, by name; empty: the default."""
     lease_id: str = ""
     """Its prompt's KV is kept for another engine, which will ask for it by this name; empty: nobody will."""
+    writer: str = ""
+    """Which engine that is, as its router names it; empty: that is not known."""
     handoff: Handoff | None = None
     """Another engine has read its prompt."""
     wants_vector: bool = False
     """Its prompt is read for a vector, as the model pools its last states into one: no token is drawn."""
     second_text_at: int | None = None
     """Of two texts that are read together: the token that the second begins at; None: it is one text."""
+
+    @property
+    def asked_s(self) -> float:
+        """When the first engine of a fleet had it, on this engine's clock: what is promised counts from there."""
+        return self.arrival_s if self.handoff is None else self.arrival_s - self.handoff.before_s
 
     def __post_init__(self) -> None:
         given: object = self.prompt_token_ids

@@ -80,6 +80,8 @@ class QueueRecord:
 @dataclass(slots=True)
 class SequenceTiming:
     arrival_s: float = 0.0
+    elsewhere_s: float = 0.0
+    """What had gone by of its time before: another engine's queue and reading, and the way here."""
     scheduled_s: float | None = None
     """When its first prefill chunk was launched."""
     token_times_s: list[float] = field(default_factory=list)
@@ -128,22 +130,32 @@ class SequenceTiming:
     """The one that ended the longest gap between two of its tokens, if it is still known."""
 
     @property
+    def asked_s(self) -> float:
+        """When the first engine had it, on this engine's clock."""
+        return self.arrival_s - self.elsewhere_s
+
+    @property
     def first_token_s(self) -> float | None:
         return self.token_times_s[0] if self.token_times_s else None
 
     @property
     def queue_s(self) -> float | None:
-        """Arrival to the launch of the first chunk."""
+        """Arrival at this engine to the launch of the first chunk."""
         return None if self.scheduled_s is None else self.scheduled_s - self.arrival_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token, from arrival."""
-        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+        """Time to first token, from the arrival at the first engine that had it."""
+        return None if self.first_token_s is None else self.first_token_s - self.asked_s
+
+    @property
+    def total_s(self) -> float | None:
+        """To its end, from the same moment."""
+        return None if self.finished_s is None else self.finished_s - self.asked_s
 
     @property
     def prefill_s(self) -> float | None:
-        """Launch of the first chunk to the first token: TTFT less the queue."""
+        """Launch of the first chunk to the first token: of an engine alone, TTFT less the queue."""
         if self.first_token_s is None or self.scheduled_s is None:
             return None
         return self.first_token_s - self.scheduled_s

@@ -36,7 +36,7 @@ from twostroke.engine.companions import beside, plan_companion, plan_head, refus
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.drafting import speculation
 from twostroke.engine.engine import Engine
-from twostroke.engine.fleet import FleetSettings
+from twostroke.engine.fleet import FleetSettings, staying_of
 from twostroke.engine.formats import Choice, choose_formats, format_wish
 from twostroke.engine.ranks import ranks_reasons, refuse_with_ranks, with_ranks
 from twostroke.engine.tiers import Computed, ledger_of, make_tiers, prefill_seconds, refuse_tiers
@@ -300,6 +300,7 @@ def assemble(
         policy=config.policy,
         levels=config.promised(),
         step_seconds=step_cost.seconds,
+        staying=staying_of(fleet, resolved, step_cost),
     )
     grammars = None
     if tokenizer is not None and checkpoint.pooling is None and isinstance(backend, MaskingBackend):

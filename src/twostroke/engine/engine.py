@@ -152,6 +152,11 @@ class Engine:
                         min_tokens=sampling.min_tokens,
                         skip_special_tokens=sampling.skip_special_tokens,
                     )
+            for sequence in sequences:
+                if sequence.is_finished:
+                    self._pending.append(
+                        self._finished(TokenEvent(request.request_id, sequence.sample_index, (), ""), sequence)
+                    )
         return request.request_id
 
     def _check_grammar(self, request: Request) -> object:

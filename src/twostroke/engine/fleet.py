@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 from twostroke.backends.interface import BlockBackend
 from twostroke.cluster.transfer import open_transport
 from twostroke.cluster.transfer.interface import Contact, Transport
+from twostroke.config import ResolvedConfig
+from twostroke.core.service_level import ServiceLevels
+from twostroke.cost.step_cost import StepCost
 from twostroke.kv.tiers.landing import Landing
 from twostroke.kv.tiers.peers import Fetching, Peers, Place
 from twostroke.kv.tiers.tiers import KVTiers
+from twostroke.scheduling.staying import Staying
 
 HOST_GB = 1.0
 """Of host memory for KV on its way, where none was asked for."""
@@ -27,6 +31,17 @@ class FleetSettings:
     host: str = "127.0.0.1"
     """Where its KV may be taken: an address of this machine."""
     engine_id: str = ""
+    leaves_prompts: bool = False
+    """Whether a prompt that is to be read for another engine is left to it where that is sooner."""
+
+
+def staying_of(fleet: FleetSettings | None, resolved: ResolvedConfig, step_cost: StepCost) -> Staying | None:
+    """By what prompts are left to the engines that write; None: none is."""
+    if fleet is None or not fleet.leaves_prompts:
+        return None
+    sizes, levels = resolved.sizes, resolved.config.promised() or ServiceLevels()
+    itl_target_s = None if sizes.itl_target_ms is None else sizes.itl_target_ms / 1e3
+    return Staying(step_cost.seconds, sizes.max_tokens_per_step, sizes.block_size, levels, itl_target_s)
 
 
 class _Named:

@@ -15,9 +15,17 @@ from twostroke.explain.timeline import away_spans, prefill_chunks
 
 @dataclass(frozen=True, slots=True)
 class StartAccount:
-    """Arrival to first token."""
+    """Arrival to first token; of a prompt that another engine was to read, from the arrival there."""
 
     whole_s: float
+    queue_there_s: float
+    """In the queue of the engine that read it."""
+    read_there_s: float
+    """What that engine took to read it, where its KV was of use."""
+    vain_s: float
+    """The same, where it was not."""
+    handoff_s: float
+    """On the way from there to here, and waiting here for its KV."""
     slots_s: float
     gaps_s: float
     """Until steps were short enough for one more stream."""
@@ -37,7 +45,12 @@ class StartAccount:
 
     @property
     def lost_s(self) -> float:
-        return self.whole_s - self.own_s
+        return self.whole_s - self.own_s - self.read_there_s
+
+    @property
+    def reading_s(self) -> float:
+        """On both engines."""
+        return self.own_s + self.read_there_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +102,21 @@ def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardsti
         own_s = timing.prefill_s
     away_s = sum(end_s - start_s for start_s, end_s in away_spans(timing) if end_s <= first_token_s)
     own_s += queue.sibling_s  # another sample of the request read the same prompt
-    own_s += queue.tiers_s  # its KV was read from disk
-    rest_s = timing.ttft_s - queue.slots_s - queue.gaps_s - queue.blocks_s - away_s - beside_s - own_s
-    floor_s = prefill_floor_s(
-        facts.shape, timing.cached_tokens, timing.prompt_tokens - timing.cached_tokens, facts.ceilings
-    )
+    handed_s = timing.elsewhere_s
+    if timing.handoff is None or not timing.handoff.took_s:
+        own_s += queue.tiers_s  # its KV was read from disk
+    else:
+        handed_s += queue.tiers_s
+    waited_s = queue.slots_s + queue.gaps_s + queue.blocks_s + away_s
+    rest_s = timing.ttft_s - handed_s - waited_s - beside_s - own_s
     share = _others_before_first_token(timing, chunks)
+    queue_there_s, read_there_s, was_of_use = _there(timing)
     return StartAccount(
         whole_s=timing.ttft_s,
+        queue_there_s=queue_there_s,
+        read_there_s=read_there_s if was_of_use else 0.0,
+        vain_s=0.0 if was_of_use else read_there_s,
+        handoff_s=max(0.0, handed_s - queue_there_s - read_there_s),
         slots_s=queue.slots_s,
         gaps_s=queue.gaps_s,
         blocks_s=queue.blocks_s + away_s,
@@ -104,9 +124,29 @@ def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardsti
         beside_s=beside_s,
         others_s=own_s * share,
         own_s=own_s * (1.0 - share),
-        floor_s=floor_s,
+        floor_s=_start_floor_s(timing, facts, read_there_s),
         others_share=share,
     )
+
+
+def tokens_read_there(timing: SequenceTiming) -> int:
+    """Of its prompt, that another engine's KV spared it here."""
+    return min(timing.cached_tokens, timing.tier_tokens.peer)
+
+
+def _there(timing: SequenceTiming) -> tuple[float, float, bool]:
+    """In the queue of the engine that read it, reading there, and whether that was of use."""
+    record = timing.handoff
+    if record is None:  # it ended before that was known
+        return 0.0, 0.0, False
+    return record.queue_s, max(0.0, record.read_s - record.queue_s), record.why_not is None
+
+
+def _start_floor_s(timing: SequenceTiming, facts: EngineFacts, read_there_s: float) -> float:
+    """Of what was read here, and there: but no more than that took, since how much was cached there is not known."""
+    cached, there = timing.cached_tokens, tokens_read_there(timing)
+    floor_s = prefill_floor_s(facts.shape, cached, timing.prompt_tokens - cached, facts.ceilings)
+    return floor_s + min(read_there_s, prefill_floor_s(facts.shape, cached - there, there, facts.ceilings))
 
 
 def _others_before_first_token(timing: SequenceTiming, chunks: Sequence[ChunkRecord]) -> float:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from twostroke.core.handoff import HandoffRecord
+from twostroke.core.handoff import ALL_CACHED, HandoffRecord
 from twostroke.explain import wording
 
 
 def handoff_sentence(record: HandoffRecord) -> str:
     """Who read the prompt, what that took, and what came over."""
     if not record.peer:
-        return f"{record.why_not}: the prompt was read here"
+        late = f", after {wording.seconds(record.read_s)} at another engine" if record.read_s else ""
+        return f"{record.why_not}: the prompt was read here{late}"
     waited = f", {wording.seconds(record.queue_s)} of it in the queue there" if record.queue_s >= 1e-3 else ""
     read = f"{record.peer} read the prompt in {wording.seconds(record.read_s)}{waited}"
     if record.why_not is not None:
-        return f"{read}, and its KV was not taken: {record.why_not}; the prompt was read again here"
+        again = "" if record.why_not == ALL_CACHED else "; the prompt was read again here"
+        return f"{read}, and its KV was not taken: {record.why_not}{again}"
     return f"{read}, and {moved(record)}"
 
 
@@ -21,5 +23,5 @@ def moved(record: HandoffRecord) -> str:
     """`KV of 1,008 tokens came over in 4.1 ms: 23.2 MB at 5.7 GB/s`."""
     return (
         f"KV of {wording.count(record.num_tokens, 'token')} came over in {wording.seconds(record.took_s)}: "
-        f"{record.num_bytes / 1e6:.1f} MB at {record.bytes_per_s / 1e9:.1f} GB/s"
+        f"{record.num_bytes / 1e6:.1f} MB at {record.bytes_per_s / 1e9:.2g} GB/s"
     )

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from twostroke.core.service_level import Promise
 from twostroke.core.timing import SequenceTiming
-from twostroke.explain import wording
+from twostroke.explain import elsewhere, wording
 from twostroke.explain.account import StartAccount, StreamAccount
 from twostroke.explain.timeline import away_spans
 
@@ -36,7 +36,7 @@ def _first_token(timing: SequenceTiming, promise: Promise, account: StartAccount
     promised = f"a first token in {wording.seconds(promise.ttft_s)}"
     if timing.ttft_s is None:
         end_s = timing.finished_s
-        waited = "" if end_s is None else f" in the {wording.seconds(end_s - timing.arrival_s)} until it ended"
+        waited = "" if end_s is None else f" in the {wording.seconds(end_s - timing.asked_s)} until it ended"
         return f"{promised}, and none came{waited}"
     came = f"it came in {wording.seconds(timing.ttft_s)}"
     if timing.kept_ttft:
@@ -57,6 +57,10 @@ def _who_took(timing: SequenceTiming, account: StartAccount) -> list[str]:
         (account.beside_s, "other prompts and streams in the steps that read it"),
         (account.others_s, "other programs on the cores"),
         (account.own_s, f"reading its own {wording.count(computed, 'token')}"),
+        elsewhere.queue_there(timing, account),
+        elsewhere.read_there(timing, account),
+        elsewhere.read_in_vain(timing, account),
+        elsewhere.handed_over(timing, account),
     ]
     named = sorted((part for part in parts if part[0] >= WORTH_A_WORD * account.whole_s), reverse=True)
     return [f"{wording.seconds(seconds)} went into {what}" for seconds, what in named[:MOST_PARTS]]

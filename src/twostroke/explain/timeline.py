@@ -19,7 +19,7 @@ LEAST_S = 1e-6
 class Span:
     kind: str
     """`reception`, `queue`, `prefill`, `others`, `decode`, `preempted` or `delivery`; of a prompt that another engine
-    read, `queue there`, `prefill there` and `handoff`, too."""
+    read, `queue there`, `prefill there`, `way` and `handoff`, too."""
     start_s: float
     """Seconds since the engine had the request; what lies before is negative."""
     seconds: float
@@ -97,12 +97,14 @@ class _Line:
 
 
 def _add_handoff(line: _Line, timing: SequenceTiming, record: HandoffRecord) -> None:
-    """What the other engine did lies right before what this one did: what a router took meanwhile is not known."""
-    before_s = line.spans[0].start_s if line.spans else 0.0
+    """What the other engine did, and the way from there, as far as it is known, lie right before what this one did."""
+    here_s = line.spans[0].start_s if line.spans else 0.0
+    before_s = min(here_s, record.read_s - timing.elsewhere_s)  # with the way goes what receiving it took
     read_s = max(0.0, record.read_s - record.queue_s)
     there = [
-        Span("queue there", before_s - record.read_s, record.queue_s, f"on {record.peer}"),
-        Span("prefill there", before_s - read_s, read_s, f"on {record.peer}"),
+        Span("queue there", before_s - record.read_s, record.queue_s, f"on {record.peer or 'another engine'}"),
+        Span("prefill there", before_s - read_s, read_s, f"on {record.peer or 'another engine'}"),
+        Span("way", before_s, here_s - before_s, "the router, from there to here"),
     ]
     line.spans[:0] = [span for span in there if span.seconds >= LEAST_S]
     latest_s = timing.scheduled_s if timing.scheduled_s is not None else timing.finished_s

@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from twostroke.core.timing import SequenceTiming
-from twostroke.explain import changes, speculation, wording
-from twostroke.explain.account import StartAccount, StreamAccount, start_account, stream_account, stream_floor_s
+from twostroke.explain import changes, elsewhere, speculation, wording
+from twostroke.explain.account import (
+    StartAccount,
+    StreamAccount,
+    start_account,
+    stream_account,
+    stream_floor_s,
+    tokens_read_there,
+)
 from twostroke.explain.changes import Change
 from twostroke.explain.facts import EngineFacts, Yardstick
 from twostroke.explain.promise import promise_kept
@@ -36,6 +43,7 @@ class Cause(Enum):
     HOST = "host"
     OTHER_PROGRAMS = "other_programs"
     DECODE_COMPUTE = "decode_compute"
+    HANDOFF = "handoff"
     UNKNOWN = "unknown"
 
 
@@ -112,7 +120,8 @@ def _without_token(timing: SequenceTiming) -> str:
     if end_s is None:
         return "it ended before its first token"
     where = "in the queue" if timing.scheduled_s is None else "while its prompt was read"
-    return f"it ended before its first token, after {wording.seconds(end_s - timing.arrival_s)}, {where}"
+    there = f" ({wording.seconds(timing.elsewhere_s)} of it at another engine)" if timing.elsewhere_s else ""
+    return f"it ended before its first token, after {wording.seconds(end_s - timing.asked_s)}{there}, {where}"
 
 
 def _unhindered(
@@ -130,8 +139,10 @@ def _unhindered(
         text += f", {wording.times(total_s / floor_s)} the least this machine can take" if floor_s > 0.0 else ""
     share = longer.seconds / total_s
     if longer is start:
-        computed = timing.prompt_tokens - timing.cached_tokens
-        return f"{text}; {share:.0%} of it went into reading {wording.count(computed, 'token')}"
+        there = tokens_read_there(timing)
+        computed = wording.count(timing.prompt_tokens - timing.cached_tokens + there, "token")
+        where = f", {there:,} of them on {elsewhere.reader(timing)}" if there else ""
+        return f"{text}; {share:.0%} of it went into reading {computed}{where}"
     num_tokens = len(timing.token_times_s)
     each = wording.seconds(timing.tpot_s or 0.0)
     text += f"; {share:.0%} of it went into writing {wording.count(num_tokens, 'token')}, {each} each"
@@ -157,9 +168,12 @@ def find_start(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick,
         (account.blocks_s, lambda: _no_blocks(timing, facts, account)),
         (account.prompts_s + account.beside_s, lambda: _neighbours(timing, yardstick, account)),
         (account.others_s, lambda: _others_at_the_start(account)),
+        (account.queue_there_s, lambda: _there(Cause.QUEUE, elsewhere.queue_there(timing, account), account)),
+        (account.vain_s, lambda: _there(Cause.HANDOFF, elsewhere.read_in_vain(timing, account), account)),
+        (account.handoff_s, lambda: _there(Cause.HANDOFF, elsewhere.handed_over(timing, account), account)),
     ]
     lost_s, explain = max(parts, key=lambda part: part[0])
-    if lost_s < account.own_s:
+    if lost_s < account.reading_s:
         return _reading(timing, facts, yardstick, account)
     cause, what, change = explain()
     return Finding(cause, account.whole_s, lost_s, account.floor_s, what + _start_floor(account), change)
@@ -171,6 +185,10 @@ def _before(seconds: float, account: StartAccount) -> str:
 
 def _start_floor(account: StartAccount) -> str:
     return f"; the floor is {wording.seconds(account.floor_s)}" if account.floor_s > 0.0 else ""
+
+
+def _there(cause: Cause, part: elsewhere.Part, account: StartAccount) -> tuple[Cause, str, Change | None]:
+    return cause, f"{_before(part.seconds, account)} went into {part.what}", None
 
 
 def _no_slot(
@@ -229,6 +247,9 @@ def _others_at_the_start(account: StartAccount) -> tuple[Cause, str, Change | No
 
 
 def _reading(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick, account: StartAccount) -> Finding:
+    if account.read_there_s > account.own_s:
+        _, what, change = _there(Cause.PREFILL_COMPUTE, elsewhere.read_there(timing, account), account)
+        return Finding(Cause.PREFILL_COMPUTE, account.whole_s, 0.0, account.floor_s, what, change)
     computed = timing.prompt_tokens - timing.cached_tokens
     what = f"{_before(account.own_s, account)} went into reading {wording.count(computed, 'token')}"
     kept = changes.kept_prefix(timing, account, yardstick)

@@ -7,17 +7,21 @@ from __future__ import annotations
 from collections.abc import Sequence as Series
 from functools import partial
 
-from twostroke.core.handoff import Handoff, HandoffRecord
+from twostroke.core.handoff import ALL_CACHED, Handoff, HandoffRecord, unread
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.kv.matching import PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import PrefixIndex, PrefixNode
+from twostroke.kv.sent import SentPrefixes
 from twostroke.kv.tiers.peers import Peers, Wanted
 from twostroke.kv.tiers.tiers import KVTiers
 
 SPARE_TOKENS = 128
 """Of a window, that are handed on beyond what blocks of this engine's size need: enough for blocks of 64 tokens."""
+
+
+NOT_KEPT = "the engine that read it had nothing to hand over, or no room to keep it in"
 
 
 class Handing:
@@ -32,8 +36,41 @@ class Handing:
     ) -> None:
         self._layout, self._index, self._chains, self._matcher = layout, index, chains, matcher
         self._tiers, self._peers = tiers, peers
+        self._sent = SentPrefixes()
 
     # What goes
+
+    def would_move(self, sequence: Sequence) -> float | None:
+        """The predicted seconds of a transfer of all that another engine would take of this prompt; None: it is too
+        short for that."""
+        num_wanted, formats = self._num_wanted(sequence), self._peers.formats.groups
+        if not num_wanted:
+            return None
+        num_bytes = 0
+        for group, form in zip(self._layout.groups, formats, strict=True):
+            num_bytes += (num_wanted - self._first(group, num_wanted)) * form.num_bytes
+        return self._peers.seconds(num_bytes)
+
+    def num_at_writer(self, sequence: Sequence) -> int:
+        """Of its tokens, those that whoever will write should have, as far as is known."""
+        if not sequence.request.writer:
+            return 0
+        nodes = self._nodes(sequence, self._num_wanted(sequence))
+        return self._sent.num_blocks(sequence.request.writer, nodes) * self._layout.block_size
+
+    def leave(self, sequence: Sequence, why: str) -> None:
+        """It is not read here: whoever will write reads it, and has it then."""
+        self._peers.note_left()
+        sequence.handoff = unread(why)
+        self._note_sent(sequence)
+
+    def _note_sent(self, sequence: Sequence) -> None:
+        if sequence.request.writer:
+            self._sent.note(sequence.request.writer, self._nodes(sequence, self._num_wanted(sequence)))
+
+    def _num_wanted(self, sequence: Sequence) -> int:
+        """Whole blocks of a prompt that are of use to another engine, which has a token left to read."""
+        return (sequence.prompt_len - 1) // self._layout.block_size
 
     def copy(self, sequence: Sequence, tables: Series[Series[int | None]]) -> None:
         """What is computed of a prompt that another engine will take: while its next chunk is."""
@@ -42,8 +79,9 @@ class Handing:
         groups, block_size, lease_id = self._layout.groups, self._layout.block_size, sequence.request.lease_id
         lease = self._peers.lease(lease_id)
         if lease is None:
-            num_wanted = (sequence.prompt_len - 1) // block_size  # the other one has a token left to read
-            lease = self._peers.begin(lease_id, [self._first(group, num_wanted) for group in groups], num_wanted)
+            num_wanted = self._num_wanted(sequence)
+            first, tenant = [self._first(group, num_wanted) for group in groups], sequence.request.tenant
+            lease = self._peers.begin(lease_id, first, num_wanted, tenant)
         nodes = self._nodes(sequence, min(sequence.num_computed // block_size, lease.num_wanted))
         self._peers.take(lease, nodes, partial(self._block, tables))
 
@@ -73,7 +111,9 @@ class Handing:
         if not went_well:
             self._peers.drop(lease.lease_id)
             return None
-        return self._peers.grant(lease, timing.ttft_s or 0.0, timing.queue_s or 0.0)
+        self._note_sent(sequence)
+        read_s, queue_s = timing.ttft_s or 0.0, timing.queue_s or 0.0
+        return self._peers.grant(lease, read_s, queue_s) or unread(NOT_KEPT, read_s, queue_s)
 
     def _nodes(self, sequence: Sequence, num_blocks: int) -> list[PrefixNode]:
         chain = self._chains.of(sequence)
@@ -92,19 +132,37 @@ class Handing:
         if handoff.unread:
             timing.handoff = HandoffRecord("", 0, 0, 0.0, 0.0, 0.0, handoff.unread)
             return
+        wanted, why_not = self._worth_taking(sequence, handoff)
+        if why_not is not None:
+            peers.refuse(handoff, timing, why_not)
+            return
+        self._tiers.fetch_from_peer(sequence.seq_id, handoff, wanted, timing)
+
+    def expected(self, sequence: Sequence) -> tuple[int, float] | None:
+        """What `fetch` would bring: the tokens that need not be read then, and the predicted seconds; None: nothing."""
+        handoff = sequence.request.handoff
+        if handoff is None or handoff.unread:
+            return None
+        wanted, why_not = self._worth_taking(sequence, handoff)
+        if why_not is not None:
+            return None
+        return self._num_tokens(handoff), self._peers.seconds(self._peers.num_bytes(handoff, wanted))
+
+    def _worth_taking(self, sequence: Sequence, handoff: Handoff) -> tuple[list[Wanted], str | None]:
+        """What is not here yet, and why none of it is to be taken."""
         why_not = self._misfit(sequence, handoff)
         wanted = [] if why_not else self._wanted(sequence, handoff)
         if not wanted:
-            peers.refuse(handoff, timing, why_not or "all of it is cached here")
-            return
+            return [], why_not or ALL_CACHED
         num_held = self._matcher.match(sequence).num_tokens
-        took_s = peers.seconds(peers.num_bytes(handoff, wanted))
-        if not self._tiers.worth.loads(
-            num_held, self._num_blocks(handoff) * self._layout.block_size - num_held, took_s
-        ):
-            peers.refuse(handoff, timing, "to read it here should be faster")
-            return
-        self._tiers.fetch_from_peer(sequence.seq_id, handoff, wanted, timing)
+        took_s = self._peers.seconds(self._peers.num_bytes(handoff, wanted))
+        if not self._tiers.worth.loads(num_held, self._num_tokens(handoff) - num_held, took_s):
+            return [], "to read it here should be faster"
+        return wanted, None
+
+    def _num_tokens(self, handoff: Handoff) -> int:
+        """In those."""
+        return self._num_blocks(handoff) * self._layout.block_size
 
     def _num_blocks(self, handoff: Handoff) -> int:
         """Whole blocks of this engine's that it has."""

@@ -100,7 +100,7 @@ class _Counting:
         own_s = self.forecast.reading_s(sequence) if left else 0.0
         if promise is not None and promise.ttft_s is not None and not sequence.num_output:
             predicted_s = self.forecast.first_token_s(self.backlog_s, own_s, num_slots_short)
-            headroom_s = sequence.request.arrival_s + promise.ttft_s - self.now_s - predicted_s
+            headroom_s = sequence.request.asked_s + promise.ttft_s - self.now_s - predicted_s
             tally.ttft_headroom_s = min(tally.ttft_headroom_s, headroom_s)
         if promise is not None and promise.itl_s is not None and sequence.num_output and runs:
             tally.itl_headroom_s = min(tally.itl_headroom_s, promise.itl_s - self.forecast.step_s.value)

@@ -10,9 +10,13 @@ from twostroke.cost.floor import StepWork
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.recall import load_seconds
 from twostroke.scheduling.admission import Admission
-from twostroke.scheduling.forecast import Forecast
+from twostroke.scheduling.forecast import Forecast, nominal_seconds
 from twostroke.scheduling.prefill import PrefillPlanner
 from twostroke.scheduling.promises import Promises, refuse_late, refuse_uneven
+from twostroke.scheduling.staying import Staying, Writer
+
+TOO_SHORT = "it is shorter than a block of KV"
+SOONER_THERE = "a handoff would take longer than to read it where it is written"
 
 
 class Newcomers:
@@ -23,8 +27,11 @@ class Newcomers:
         promises: Promises,
         admission: Admission,
         prefills: PrefillPlanner,
+        staying: Staying | None = None,
     ) -> None:
+        """`staying`: by what it is decided whether a prompt is read for another engine at all; None: each is."""
         self._ledger = ledger
+        self._staying = staying
         self._forecast = forecast
         self._promises = promises
         self._admission = admission
@@ -34,9 +41,11 @@ class Newcomers:
         """Sample 0 reads the prompt for all, but for what the prefix cache or a tier has of it. Raises PromiseError."""
         first, forecast = samples[0], self._forecast
         num_held, load_s = self._held(first)
+        # Of a prompt that another engine has read, what is promised counts from there: as if one had read all of it.
+        promise = self._promises.promise_to(level, load_s + forecast.prefill_s(num_held, len(first.tokens)))
+        num_held, load_s = self._handed_over(first) or (num_held, load_s)
         forecast.expect(first, num_held)
         reading_s = load_s + forecast.reading_s(first)
-        promise = self._promises.promise_to(level, reading_s)
         for sequence in samples:
             sequence.timing.promise = promise
         if level.when_late == "refuse":
@@ -44,6 +53,28 @@ class Newcomers:
             refuse_late(level, load_s + self._first_token_s(first), reading_s)
         for sibling in samples[1:]:
             forecast.expect(sibling, sibling.prompt_len - 1)
+
+    def stays(self, newcomer: Sequence) -> str | None:
+        """Why a prompt that another engine will answer is read there, in a sentence; None: it is read here. Nobody says
+        what runs there: a stream as long as this prompt, say, and nothing to read."""
+        handing, staying, forecast = self._ledger.handing, self._staying, self._forecast
+        if handing is None or staying is None:
+            return None
+        move_s, prompt_tokens = handing.would_move(newcomer), newcomer.prompt_len
+        if move_s is None:
+            return TOO_SHORT
+        if forecast.step_seconds is nominal_seconds:
+            return None
+        num_cached, contexts = handing.num_at_writer(newcomer), [prompt_tokens]
+        writer = Writer(num_cached, forecast.prefill_s(num_cached, prompt_tokens), contexts)
+        first_s = staying.first_step_s(prompt_tokens, contexts)
+        elsewhere_s = self._first_token_s(newcomer) + move_s + first_s
+        return SOONER_THERE if staying.stays(prompt_tokens, writer, elsewhere_s) else None
+
+    def _handed_over(self, newcomer: Sequence) -> tuple[int, float] | None:
+        """The same, with what another engine has read of it; None: nothing comes from there."""
+        handing = self._ledger.handing
+        return None if handing is None else handing.expected(newcomer)
 
     def _held(self, newcomer: Sequence) -> tuple[int, float]:
         """Its tokens that are to be had without reading, and the seconds to load what the device does not hold of them:

@@ -31,6 +31,7 @@ from twostroke.scheduling.policies import DEFAULT_POLICY, policy_named
 from twostroke.scheduling.prefill import PrefillPlanner
 from twostroke.scheduling.promises import Promises
 from twostroke.scheduling.readings import Readings
+from twostroke.scheduling.staying import Staying
 
 
 class Scheduler:
@@ -46,12 +47,15 @@ class Scheduler:
         policy: str = DEFAULT_POLICY,
         levels: ServiceLevels | None = None,
         step_seconds: StepSeconds | None = None,
+        staying: Staying | None = None,
     ) -> None:
         """`pace`: how much prefill a step may hold; None: up to its token budget. `drafting`: what is drafted for
         streams; None: nothing. `max_drafts`: that the backend takes in a slot; None: any number. `policy`: who is
         next, by name. `levels`: the classes of requests; None: one, without a promise. `step_seconds`: what a step
-        should take; None: nobody knows."""
+        should take; None: nobody knows. `staying`: by what a prompt is left to the
+        engine that writes its answer; None: each is read here."""
         self.config = config
+        self._staying = staying
         self._forecast = Forecast(step_seconds)
         self.ledger = ledger or KVLedger(
             layout, prefix_caching=config.prefix_caching, snapshot_tokens=config.snapshot_tokens
@@ -74,13 +78,16 @@ class Scheduler:
         self._admission = Admission(config, ledger, self._policy, self._forecast, gaps)
         self._decodes = DecodePlanner(ledger, self._admission, drafting, self._max_drafts)
         self._prefills = PrefillPlanner(config, ledger, self._admission, self._policy, self._promises, self._pace)
-        self._newcomers = Newcomers(ledger, self._forecast, self._promises, self._admission, self._prefills)
+        self._newcomers = Newcomers(
+            ledger, self._forecast, self._promises, self._admission, self._prefills, self._staying
+        )
 
     # In and out
 
     def add(self, request: Request) -> list[Sequence]:
-        """Queue a request; one Sequence a sample. Raises BadRequestError for what could never finish, and PromiseError
-        for what would be late, where its class refuses that."""
+        """Queue a request; one Sequence a sample, which is finished where its prompt is left to another engine. Raises
+        BadRequestError for what could never finish, and PromiseError for what would be late, where its class refuses
+        that."""
         if request.request_id in self._samples:
             raise BadRequestError(f"the request id {request.request_id!r} is in use by a request that is not finished")
         level = self._promises.levels.named(request.service_level)
@@ -90,6 +97,7 @@ class Scheduler:
         for sample_index in range(request.sampling.n):
             timing = SequenceTiming(
                 arrival_s=request.arrival_s,
+                elsewhere_s=0.0 if request.handoff is None else request.handoff.before_s,
                 prompt_tokens=len(request.prompt_token_ids),
                 wants_no_drafts=asked is not None and asked.is_off,
             )
@@ -100,10 +108,22 @@ class Scheduler:
         except PromiseError:
             self._forget(samples[0])
             raise
+        if request.lease_id and (why := self._newcomers.stays(samples[0])) is not None:
+            self._leave(samples, why)
+            return samples
         self._samples[request.request_id] = list(samples)
         self._admission.enqueue(samples)
         self._readings.begin(samples)
         return samples
+
+    def _leave(self, samples: list[Sequence], why: str) -> None:
+        """They are over before they began: whoever writes the answer reads the prompt."""
+        assert self.ledger.handing is not None
+        self.ledger.handing.leave(samples[0], why)
+        for sequence in samples:
+            self._forget(sequence)
+            sequence.state, sequence.finish_reason = SequenceState.FINISHED, FinishReason.LENGTH
+            sequence.timing.finished_s = sequence.request.arrival_s
 
     def _forget(self, sequence: Sequence) -> None:
         """It is over, or was never let in: drop what was kept of it."""

@@ -19,5 +19,5 @@ def loss(sequence: Sequence, forecast: Forecast, ledger: KVLedger, now_s: float)
         return False, redo_s
     if sequence.num_output:
         return promise.itl_s is not None and redo_s > promise.itl_s, redo_s
-    lost_s = math.inf if promise.ttft_s is None else sequence.request.arrival_s + promise.ttft_s - redo_s
+    lost_s = math.inf if promise.ttft_s is None else sequence.request.asked_s + promise.ttft_s - redo_s
     return lost_s < now_s <= lost_s + redo_s - forecast.reading_s(sequence), redo_s

@@ -18,7 +18,7 @@ from twostroke.core.vectors import VECTOR_SAMPLING
 from twostroke.server.calls import Call, ClientWatch, client_gone, too_late
 from twostroke.server.client import EngineClient, EngineState
 from twostroke.server.errors import CLIENT_GONE, REQUEST_ID_SCOPE, ApiError, engine_unavailable
-from twostroke.server.handoffs import NO_HANDOFF, HandoffWish
+from twostroke.server.handoffs import NO_HANDOFF, Handoffs, HandoffWish
 from twostroke.server.inbox import Inbox
 from twostroke.server.metrics import Metrics
 from twostroke.server.quotas import MAX_TEXTS, Quotas, Work, work_of
@@ -39,12 +39,18 @@ MAX_QUEUED_TEXTS = 4 * MAX_TEXTS
 
 class Admission:
     def __init__(
-        self, settings: ServerSettings, client: EngineClient, metrics: Metrics, tracing: Tracing | None
+        self,
+        settings: ServerSettings,
+        client: EngineClient,
+        metrics: Metrics,
+        tracing: Tracing | None,
+        handoffs: Handoffs,
     ) -> None:
         self._settings = settings
         self._client = client
         self._metrics = metrics
         self._tracing = tracing
+        self._handoffs = handoffs
         self._tenants = Tenants(
             settings.api_keys, share_prefixes=settings.share_prefixes, secret=client.tenant_secret()
         )
@@ -112,6 +118,8 @@ class Admission:
         if place.watch.is_gone:
             self._metrics.disconnects.inc()
             raise client_gone()
+        host = request.client.host if request.client is not None else ""
+        wish = self._handoffs.asked_by(wish, host, request.scope.get(REQUEST_ID_SCOPE, ""))
         work = self._take_quota(key, prompts, sampling)
         try:
             inbox = self._client.submit(
@@ -129,6 +137,7 @@ class Admission:
         except ApiError:
             self._quotas.give_back(key, work)
             raise
+        self._handoffs.taken(wish)
         if self._tracing is not None:
             self._tracing.submitted(request.scope, inbox.unfinished, self._settings.model_name, sampling)
 
@@ -136,6 +145,8 @@ class Admission:
             self._in_flight_by_key[key] -= 1
             self._inboxes_by_key[key].discard(inbox)
             self._quotas.give_back(key, work)
+            if error is not None:
+                self._handoffs.failed(wish)
             if error is not None and error.status_code == CLIENT_GONE:
                 self._metrics.disconnects.inc()
             if self._tracing is not None:

@@ -12,7 +12,7 @@ from twostroke.core.handoff import HandoffTotals
 def handoff_metrics(totals: HandoffTotals) -> Iterator[Metric]:
     yield GaugeMetricFamily("twostroke_kv_leases", "Prompts whose KV is kept for other engines", totals.leases)
     handoffs = CounterMetricFamily("twostroke_handoffs", "Prompts read for others, or by them", labels=["outcome"])
-    for outcome in ("granted", "taken", "expired", "fetched", "refused", "failed"):
+    for outcome in ("granted", "left", "taken", "expired", "fetched", "refused", "failed"):
         handoffs.add_metric([outcome], getattr(totals, outcome))
     yield handoffs
     yield CounterMetricFamily("twostroke_handoff_granted_tokens", "Read for others", totals.granted_tokens)

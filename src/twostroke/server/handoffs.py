@@ -3,8 +3,10 @@ another has read. Signs what goes, and opens what comes. Knows no transport."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -13,10 +15,11 @@ from twostroke.cluster.role import Role
 from twostroke.core.errors import BadRequestError
 from twostroke.core.handoff import Handoff
 from twostroke.server.errors import bad_request
-from twostroke.server.loopback import is_loopback
+from twostroke.server.loopback import is_loopback, is_loopback_address
 from twostroke.server.schemas import DrawingBody
 
 MOST_REMEMBERED = 100_000
+_WRITER = re.compile(r"___decode_addr_(.+)_[^_]*$")
 HandedOn = Callable[[Handoff | None], "dict[str, Any] | None"]
 
 
@@ -24,6 +27,8 @@ class HandoffWish(NamedTuple):
     """Of a request, what is done for other engines; nothing is, where both are empty."""
 
     lease_id: str = ""
+    writer: str = ""
+    """Who will write, as the router names it; empty: it does not say."""
     handoff: Handoff | None = None
 
 
@@ -48,9 +53,11 @@ def with_params(reply: dict[str, Any], handed_on: HandedOn | None, handoff: Hand
 
 
 class Handoffs:
-    def __init__(self, role: str | None, key: bytes, peers: Sequence[str]) -> None:
-        """`role`: None: of no fleet. `peers`: machines that KV may be taken from, beside this one."""
+    def __init__(self, role: str | None, key: bytes, peers: Sequence[str], router_hosts: Sequence[str] = ()) -> None:
+        """`role`: None: of no fleet. `peers`: machines that KV may be taken from, beside this one. `router_hosts`:
+        addresses and networks that may ask for a prompt to be read; none: any may."""
         self.role = role
+        self._routers = [_network(host) for host in router_hosts]
         self._key, self._peers = key, _Hosts(peers)
         self._used: dict[str, float] = {}  # leases that requests came with, and until when to remember them
 
@@ -72,21 +79,38 @@ class Handoffs:
             handoff = tickets.opened(self._key, params, prompts[0], self._peers)
         except BadRequestError as error:
             raise bad_request(str(error), tickets.FIELD) from None
-        if not handoff.unread:
-            self._use(handoff)
+        if handoff.lease_id in self._used:
+            raise _refused("was used before: each is for one answer")
         return HandoffWish(handoff=handoff)
 
     def stand_in(self) -> dict[str, Any] | None:
         """What goes on to whoever writes, where nobody is there to read; None: this server stands in for no one."""
-        return tickets.unread_params(self._key) if self.role == Role.DECODE else None
+        return tickets.unread_params(self._key, tickets.UNREAD) if self.role == Role.DECODE else None
 
-    def _use(self, handoff: Handoff) -> None:
-        now_s = time.monotonic()
+    def asked_by(self, wish: HandoffWish, host: str, request_id: str) -> HandoffWish:
+        """With the name of whoever will write, where the router's id of the request has it: vllm-router's does. Raises
+        where a prompt is to be read for another server, and no router of the fleet is at this address: routers send
+        that unsigned."""
+        if not wish.lease_id:
+            return wish
+        if self._routers and not (is_loopback_address(host) or _is_in(host, self._routers)):
+            raise _refused(f"asks this server to read for another one, and {host} is no router's (--router-host)")
+        found = _WRITER.search(request_id)
+        return wish if found is None else wish._replace(writer=found[1])
+
+    def taken(self, wish: HandoffWish) -> None:
+        """The engine has the request: what it came with is for no other one."""
+        handoff, now_s = wish.handoff, time.monotonic()
+        if handoff is None or not handoff.lease_id:
+            return
         if len(self._used) > MOST_REMEMBERED or (self._used and next(iter(self._used.values())) < now_s):
             self._used = {lease: until_s for lease, until_s in self._used.items() if until_s > now_s}
-        if handoff.lease_id in self._used:
-            raise _refused("was used before: each is for one answer")
         self._used[handoff.lease_id] = now_s + handoff.lease_s + 2 * tickets.SKEW_S
+
+    def failed(self, wish: HandoffWish) -> None:
+        """It ended without an answer: whoever routes may send it once more."""
+        if wish.handoff is not None:
+            self._used.pop(wish.handoff.lease_id, None)
 
     def handed_on(self, wish: HandoffWish, token_ids: Sequence[int]) -> HandedOn | None:
         """How an answer gets what goes with it; None: its prompt is read for nobody else."""
@@ -106,6 +130,25 @@ class _Hosts:
 
     def __contains__(self, host: object) -> bool:
         return isinstance(host, str) and (host in self._named or is_loopback(host))
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        raise BadRequestError(
+            f"--router-host must be an address or a network (10.0.0.0/24), not {text!r:.60}"
+        ) from None
+
+
+def _is_in(host: str, networks: Sequence[IPv4Network | IPv6Network]) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False  # a socket of this machine's files, say
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks)
 
 
 def _refused(why: str) -> Exception:

@@ -26,12 +26,12 @@ def judged(timing: SequenceTiming, gaps_s: Sequence[float], reason: FinishReason
     promise = timing.promise
     if promise is None:
         return None, None
-    if timing.ttft_s is None and reason in WHOLE and timing.finished_s is not None:  # a vector, which comes at once
-        return promise.kept_ttft(timing.finished_s - timing.arrival_s), None
+    if timing.ttft_s is None and reason in WHOLE and timing.total_s is not None:  # a vector, which comes at once
+        return promise.kept_ttft(timing.total_s), None
     kept_ttft = promise.kept_ttft(timing.ttft_s)
     if timing.ttft_s is None:
-        if kept_ttft is False and reason is FinishReason.ABORT and timing.finished_s is not None:
-            kept_ttft = None if promise.kept_ttft(timing.finished_s - timing.arrival_s) else False
+        if kept_ttft is False and reason is FinishReason.ABORT and timing.total_s is not None:
+            kept_ttft = None if promise.kept_ttft(timing.total_s) else False
         return kept_ttft, None
     return kept_ttft, promise.kept_itl(gaps_s)
 

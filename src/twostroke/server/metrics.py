@@ -108,7 +108,6 @@ class Metrics:
             self.cached_tokens.inc(timing.cached_tokens)
         self.output_tokens.inc(len(timing.token_times_s))
         self.gained_s += timing.speculation_gain_s
-        total_s = None if timing.finished_s is None else timing.finished_s - timing.arrival_s
         if timing.finished_s is not None and timing.scheduled_s is not None:
             self.mean_sample_s += 0.05 * (timing.finished_s - timing.scheduled_s - self.mean_sample_s)
         self.prompt_lengths.observe(timing.prompt_tokens)
@@ -119,7 +118,7 @@ class Metrics:
             ("prefill", timing.prefill_s),
             ("decode", timing.decode_s),
             ("tpot", timing.tpot_s),
-            ("request", total_s),
+            ("request", timing.total_s),
         ):
             if seconds is not None:
                 self.times[name].observe(seconds)

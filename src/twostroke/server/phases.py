@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from twostroke.core.handoff import HandoffRecord
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.floors import phase_floors
@@ -73,6 +72,8 @@ class HandoffTiming(msgspec.Struct, frozen=True):
     read_s: float
     """There, from the request's arrival; its queue included."""
     queue_s: float
+    way_s: float
+    """From there to here, as far as two clocks tell."""
     tokens: int
     """Whose KV arrived; 0: none, and the prompt was read here."""
     bytes: int
@@ -137,11 +138,10 @@ def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation
         floor_s=round(floors.decode_s, 6),
         speculation=_speculation(timing),
     )
-    total_s = None if timing.finished_s is None else timing.finished_s - timing.arrival_s
     return Timing(
         queue_s=_rounded(timing.queue_s),
         ttft_s=_rounded(timing.ttft_s),
-        total_s=_rounded(total_s),
+        total_s=_rounded(timing.total_s),
         prefill=prefill,
         decode=decode,
         preemptions=timing.preemptions,
@@ -151,17 +151,18 @@ def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation
         promised=None if promise is None else Promised(promise.ttft_s, promise.itl_s),
         kept=None if promise is None else Kept(timing.kept_ttft, timing.kept_itl),
         promise=verdict.promise,
-        handoff=_handoff(timing.handoff),
+        handoff=_handoff(timing),
     )
 
 
-def _handoff(record: HandoffRecord | None) -> HandoffTiming | None:
-    if record is None:
+def _handoff(timing: SequenceTiming) -> HandoffTiming | None:
+    if (record := timing.handoff) is None:
         return None
     return HandoffTiming(
         read_by=record.peer,
         read_s=round(record.read_s, 6),
         queue_s=round(record.queue_s, 6),
+        way_s=round(max(0.0, timing.elsewhere_s - record.read_s), 6),
         tokens=record.num_tokens,
         bytes=record.num_bytes,
         seconds=round(record.took_s, 6),
@@ -192,7 +193,13 @@ def _speculation(timing: SequenceTiming) -> SpeculationTiming | None:
 
 def server_timing(timing: SequenceTiming) -> str:
     """The header that browsers and proxies show: milliseconds a phase."""
-    phases = (("queue", timing.queue_s), ("prefill", timing.prefill_s), ("decode", timing.decode_s))
+    elsewhere_s = timing.elsewhere_s or None
+    phases = (
+        ("elsewhere", elsewhere_s),
+        ("queue", timing.queue_s),
+        ("prefill", timing.prefill_s),
+        ("decode", timing.decode_s),
+    )
     return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in phases if seconds is not None)
 
 

@@ -62,8 +62,8 @@ class Service:
         self.reasoning_parser = "none"
         self.template_variables: frozenset[str] = frozenset()
         """The variables that the model's chat template reads."""
-        self.admission = Admission(settings, client, metrics, tracing)
-        self.handoffs = Handoffs(settings.role, settings.fleet_key, settings.peers)
+        self.handoffs = Handoffs(settings.role, settings.fleet_key, settings.peers, settings.router_hosts)
+        self.admission = Admission(settings, client, metrics, tracing, self.handoffs)
         LoadCollector(metrics)
         if settings.vllm_metrics:
             VllmMetrics(metrics, settings.model_name)

@@ -197,12 +197,27 @@ class ServerSettings:
         "Where others take this server's KV: an address of this machine that they reach.",
         metavar="HOST",
     )
+    hand_over: str = choice(
+        "worth",
+        ("worth", "all"),
+        FLEET,
+        "Which prompts are read for other servers: those that are worth it, or all. The rest is left to whoever writes "
+        "the answer: short prompts, and what is sooner read there.",
+    )
     peers: tuple[str, ...] = several(
         "texts",
         FLEET,
         "A machine that KV may be taken from, beside this one, as its --transfer-host says; may be given several "
         "times.",
         flag="--peer",
+        metavar="HOST",
+    )
+    router_hosts: tuple[str, ...] = several(
+        "texts",
+        FLEET,
+        "An address (10.0.0.1) or a network (10.0.0.0/24) that routers ask from to have a prompt read for another "
+        "server, beside this machine; may be given several times. Default: whoever reaches this server may ask.",
+        flag="--router-host",
         metavar="HOST",
     )
     fleet_key: bytes = field(default=b"", repr=False)

@@ -22,6 +22,7 @@ from twostroke.core.handoff import Handoff, HandoffRecord, HandoffTotals
 from twostroke.core.kv_blocks import BlockConverter, KeptBlocks, KVFormat
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.prefix_index import PrefixNode
+from twostroke.kv.tiers.giving_way import who_gives_way
 from twostroke.kv.tiers.host import HostTier, Kept
 from twostroke.kv.tiers.landing import Conversion, Landing
 
@@ -95,7 +96,13 @@ class Lease:
     kept: list[list[Kept]]
     num_blocks: int = 0
     """From the first on, that are in host slots."""
+    tenant: str = ""
+    """Whose prompt it is."""
+    granted_s: float | None = None
+    """None: it is still being read."""
     until_s: float = inf
+    is_asked: bool = False
+    """Somebody said that he waits for it."""
     is_full: bool = False
     """No slot was left for the next one."""
 
@@ -157,9 +164,10 @@ class Peers:
 
     # What goes
 
-    def begin(self, lease_id: str, first: Sequence[int], num_wanted: int) -> Lease:
+    def begin(self, lease_id: str, first: Sequence[int], num_wanted: int, tenant: str = "") -> Lease:
         """A prompt of `num_wanted` full blocks is read for another engine."""
-        lease = self._leases[lease_id] = Lease(lease_id, tuple(first), num_wanted, [[] for _ in first])
+        kept: list[list[Kept]] = [[] for _ in first]
+        lease = self._leases[lease_id] = Lease(lease_id, tuple(first), num_wanted, kept, tenant=tenant)
         return lease
 
     def lease(self, lease_id: str) -> Lease | None:
@@ -184,7 +192,7 @@ class Peers:
                 self._host.touch(kept)
             else:
                 block = block_of(group, index, node)
-                if block is None or self._num_leased(group) >= LEASED_SHARE * self._host.num_slots[group]:
+                if block is None or not self._may_lease(lease, group):
                     return False
                 kept = self._host.take(node, group)
                 if kept is None:
@@ -192,6 +200,16 @@ class Peers:
                 self._blocks.copy_out(group, block, kept.slot)
                 self._host.show(kept)
             lease.kept[group].append(kept)
+        return True
+
+    def _may_lease(self, lease: Lease, group: int) -> bool:
+        """Whether it may have one more slot: where all are leased, others that hold them too long give way."""
+        while self._num_leased(group) >= LEASED_SHARE * self._host.num_slots[group]:
+            other = who_gives_way(self._leases.values(), lease, group, self._clock())
+            if other is None:
+                return False
+            self._totals.expired += 1
+            self.drop(other.lease_id)
         return True
 
     def _num_leased(self, group: int) -> int:
@@ -207,7 +225,8 @@ class Peers:
             for kept in own[lease.num_blocks - lease.first[group] :]:
                 self._host.unpin(kept)
             del own[lease.num_blocks - lease.first[group] :]
-        lease.until_s = self._clock() + LEASE_S
+        lease.granted_s = self._clock()
+        lease.until_s = lease.granted_s + LEASE_S
         self.transport.offer(lease.lease_id, [(kept.group, kept.slot) for kept in lease.blocks()])
         slots = tuple(tuple(kept.slot for kept in own) for own in lease.kept)
         num_tokens = lease.num_blocks * self.formats.block_size
@@ -215,6 +234,10 @@ class Peers:
         self._totals.granted += 1
         self._totals.granted_tokens += num_tokens
         return Handoff(lease.lease_id, described, num_tokens, slots, self.model, self.formats, LEASE_S, read_s, queue_s)
+
+    def note_left(self) -> None:
+        """A prompt that was to be read for another engine is left to it."""
+        self._totals.left += 1
 
     def drop(self, lease_id: str) -> None:
         """Nobody may take it any more. Whoever was reading is cut off, and does not use what it has."""
@@ -320,6 +343,7 @@ class Peers:
         if lease is None or lease.until_s == inf:
             return  # it is over, or was never offered
         if kind == "alive":
+            lease.is_asked = True
             lease.until_s = max(lease.until_s, now_s + BEATEN_S)
         elif kind == "done":
             self._totals.taken += 1

@@ -64,7 +64,8 @@ def kv_needs_of(shape: ModelShape) -> tuple[KVGroupNeed, ...]:
     first = 0
     for group in shape.kv_groups:
         layers = tuple(range(first, first + group.num_layers))
-        needs.append(KVGroupNeed(layers, group.window, group.bytes_per_token, group.content))
+        window = None if group.content == "state" else group.window  # to the cost a state is a window of one token
+        needs.append(KVGroupNeed(layers, window, group.bytes_per_token, group.content))
         first += group.num_layers
     return tuple(needs)
 

@@ -75,10 +75,11 @@ def link_of(device: Device) -> Link:
 
 def handoff_bytes(shape: ModelShape, start: int, end: int, num_tokens: int) -> int:
     """Of the KV of positions from `start` to `end`, what a replica needs that goes on behind `num_tokens` tokens: a
-    window has the last positions alone."""
+    window has the last positions alone, and states go once, as they are behind the last of these tokens."""
     moved = 0
     for group in shape.kv_groups:
         if group.content == "state":
+            moved += group.bytes_per_token if start < num_tokens <= end else 0
             continue
         first = start if group.window is None else max(start, num_tokens - group.window + 1)
         moved += max(0, end - first) * group.bytes_per_token

@@ -107,6 +107,8 @@ class FleetReplica(Replica):
                 if not has_room:
                     break
                 carrier.num_computed = end
+                if ledger.states is not None and end == num_tokens:
+                    tuple(ledger.states.of_chunk(carrier, end))  # its states came along: they are kept like a snapshot
                 ledger.commit(carrier)
             ledger.release(carrier)
         ledger.retire(carrier)
@@ -115,7 +117,7 @@ class FleetReplica(Replica):
     def _carrier(self, request: Request) -> Sequence:
         """A sequence that no scheduler knows, by whose tokens blocks are named."""
         self._num_carried += 1
-        return Sequence(-self._num_carried, request, 0, len(request.prompt_token_ids) + 1)
+        return Sequence(-self._num_carried, leased(request), 0, len(request.prompt_token_ids) + 1)
 
     def signals(self, steps: StepTotals, span_s: float) -> Signals:
         """As a server's `/autoscale` has them. `steps`: those of so long."""
@@ -196,4 +198,9 @@ class Member:
 
 def one_token(request: Request) -> Request:
     """What a replica that reads is asked for: the prompt, and one token, which is thrown away."""
-    return replace(request, sampling=ONE_TOKEN)
+    return replace(leased(request), sampling=ONE_TOKEN)
+
+
+def leased(request: Request) -> Request:
+    """Read to be handed over: with a state at the end of its last whole block, where the model has states."""
+    return replace(request, lease_id=request.request_id)

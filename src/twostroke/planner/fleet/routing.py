@@ -12,13 +12,11 @@ from twostroke.planner.fleet.link import Link, handoff_bytes
 from twostroke.planner.fleet.member import Member
 from twostroke.planner.simulate import ReplicaSpec
 from twostroke.planner.trace import TraceRequest
-from twostroke.scheduling.pace import PROMISED_SHARE
+from twostroke.scheduling.staying import Staying, Writer
 
 ROUTERS = ("least-loaded", "round-robin", "least-backlog", "prefix")
 LOOKED_AT, DRAWN = 48, 8
 """In a pool larger than the first, this many drawn at random are compared: nearly as good as all, and soon done."""
-GAP_GROWTH = 2.0
-"""Where no gap is promised or aimed at, a stream's gap may grow this many times for a prompt that is read beside it."""
 REMEMBERED = 64
 """Replicas of which a prefix is known to be there: the latest."""
 
@@ -94,28 +92,25 @@ class Router:
 
 
 class Choice:
-    """Whether a request is read where it is written, or elsewhere first: short prompts, and those whose beginning is
-    there, are not worth a handoff."""
+    """Whether a request is read where it is written, or elsewhere first."""
 
     def __init__(self, spec: ReplicaSpec, link: Link, router: Router) -> None:
         self._spec, self._link, self._router = spec, link, router
-        promised = [level.itl_s for level in spec.levels.levels if level.itl_s is not None]
-        self._gap_s = PROMISED_SHARE * min(promised) if promised else spec.itl_target_s
+        self._rule = Staying(
+            spec.step_seconds,
+            spec.scheduler.max_tokens_per_step,
+            spec.layout.block_size,
+            spec.levels,
+            spec.itl_target_s,
+        )
 
     def stays(self, reader: Member, writer: Member, asked: TraceRequest, now_s: float) -> bool:
-        """Read at the writer: no stream there waits longer than it may, and the first token comes no later."""
-        contexts = self._contexts(writer)
+        """As `Staying` decides it, by what this router knows of the writer."""
         start = self._router.num_cached(writer, asked)
-        num_tokens = min(asked.prompt_tokens - start, self._spec.scheduler.max_tokens_per_step)
-        step_s = self._spec.step_seconds(StepWork(((start, num_tokens),), 1, contexts=contexts))
-        if contexts:
-            streams_s = self._spec.step_seconds(StepWork(contexts=contexts))
-            limit_s = GAP_GROWTH * streams_s if self._gap_s is None else max(self._gap_s, streams_s)
-            if step_s > limit_s:
-                return False
-        own_s = self._router.reading_s(start, asked.prompt_tokens)
-        here_s = writer.backlog_s + max(own_s, step_s)
-        return here_s <= self._router.first_token_s(reader, asked) + self.handoff_s(reader, writer, asked, now_s)
+        reading_s = self._router.reading_s(start, asked.prompt_tokens)
+        known = Writer(start, reading_s, self._contexts(writer), writer.backlog_s)
+        elsewhere_s = self._router.first_token_s(reader, asked) + self.handoff_s(reader, writer, asked, now_s)
+        return self._rule.stays(asked.prompt_tokens, known, elsewhere_s)
 
     def handoff_s(self, reader: Member, writer: Member, asked: TraceRequest, now_s: float) -> float:
         """Predicted, from the end of reading to the first token at the writer: what cannot hide behind reading, the
@@ -127,8 +122,8 @@ class Choice:
         )
         read_s = now_s + self._router.first_token_s(reader, asked)
         waits_s = max(0.0, reader.link_free_s - read_s, writer.link_free_s - read_s)
-        first = StepWork(((asked.prompt_tokens - 1, 1),), 1, contexts=self._contexts(writer))
-        return waits_s + self._link.seconds(num_bytes) + self._spec.step_seconds(first)
+        first_s = self._rule.first_step_s(asked.prompt_tokens, self._contexts(writer))
+        return waits_s + self._link.seconds(num_bytes) + first_s
 
     def _contexts(self, member: Member) -> list[int]:
         number = len(member.journeys)

@@ -66,5 +66,3 @@ class FleetSpec:
             raise BadRequestError("two pools need a link between them")
         if self.prefill and not self.replica.scheduler.prefix_caching:
             raise BadRequestError("two pools need the prefix cache: what is handed over is found there")
-        if self.prefill and any(group.is_state for group in self.replica.layout.groups):
-            raise BadRequestError("this model keeps states beside KV, which cannot be handed over")

@@ -38,7 +38,7 @@ class Slack(Policy):
         """Flows in which somebody lost waits for what is read next."""
 
     def rank(self, sequence: Sequence, since_s: float = -inf) -> Rank:
-        since_s = max(sequence.request.arrival_s, since_s)
+        since_s = max(sequence.request.asked_s, since_s)
         promise = sequence.timing.promise
         if promise is None or promise.ttft_s is None:
             return rank_from(sequence, since_s + UNPROMISED_S, self._aging_s)
@@ -50,7 +50,7 @@ class Slack(Policy):
         promise = sequence.timing.promise
         if promise is None or promise.ttft_s is None or sequence.num_output:
             return inf
-        return self._forecast.last_start_s(sequence, sequence.request.arrival_s + promise.ttft_s)
+        return self._forecast.last_start_s(sequence, sequence.request.asked_s + promise.ttft_s)
 
     def goes_before(self, one: Sequence, other: Sequence, now_s: float) -> bool:
         one_lost, other_lost = self.lost_s(one) < now_s, self.lost_s(other) < now_s
