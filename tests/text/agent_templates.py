@@ -123,7 +123,8 @@ GLM46 = (
     """[gMASK]<sop>
 {%- if tools %}{{- "<|system|>\\n<tools>\\n" }}
     {%- for tool in tools %}{{- tool | tojson(ensure_ascii=False) + "\\n" }}{%- endfor %}
-    {{- "</tools>\\nCall as <tool_call>{name}\\n<arg_key>{key}</arg_key>\\n<arg_value>{value}</arg_value>\\n</tool_call>" }}
+    {{- "</tools>\\nCall as <tool_call>{name}\\n<arg_key>{key}</arg_key>\\n" }}
+    {{- "<arg_value>{value}</arg_value>\\n</tool_call>" }}
 {%- endif %}
 """
     + _LAST_USER
@@ -188,7 +189,9 @@ GLM47 = (
 KIMI_K2 = """{%- if tools %}{{- "<|im_system|>tool_declare<|im_middle|>" + tools | tojson + "<|im_end|>" }}{%- endif %}
 {%- set answered = namespace(place=-1) %}
 {%- for turn in messages %}
-    {%- if turn["role"] == "assistant" and not turn.get("tool_calls") %}{%- set answered.place = loop.index0 %}{%- endif %}
+    {%- if turn["role"] == "assistant" and not turn.get("tool_calls") %}
+        {%- set answered.place = loop.index0 %}
+    {%- endif %}
 {%- endfor %}
 {%- for turn in messages %}
     {%- set kind = turn["role"] if turn["role"] in ("user", "assistant") else "system" %}
