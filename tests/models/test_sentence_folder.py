@@ -42,13 +42,19 @@ def test_a_folder_is_read(folder: Path) -> None:
     ("file", "change", "sentence"),
     [
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "asks for nothing"),
-        ("1_Pooling/config.json", {"pooling_mode_cls_token": True}, "pooling_mode_cls_token and pooling_mode_mean"),
         (
             "1_Pooling/config.json",
-            {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True},
-            "asks for pooling_mode_max_tokens; understood is one of",
+            {"pooling_mode_median_tokens": True},
+            "asks for pooling_mode_mean_tokens and pooling_mode_median_tokens; understood are pooling_mode_cls_token",
         ),
-        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "is 'weightedmean'; understood are cls"),
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "is 'median'; understood are cls"),
+        ("1_Pooling/config.json", {"pooling_mode": ["mean", 3]}, "understood are cls"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, "understood are cls"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": ["cls", "mean"]},
+            "in_features is 64, and what comes before has 128",
+        ),
         ("1_Pooling/config.json", {"include_prompt": False}, "leaves a prompt's tokens out"),
         ("2_Dense/config.json", {"in_features": 65}, "in_features is 65, and what comes before has 64"),
         ("2_Dense/config.json", {"out_features": 95}, r"has shape \(96, 64\), and \(95, 64\) is asked for"),
@@ -82,6 +88,18 @@ def test_newer_files_name_the_mode_in_a_word(folder: Path) -> None:
         assert pooling is not None and pooling.states == "last"
     finally:
         path.write_text(before)
+
+
+def test_prompts_are_left_out_where_there_are_none(folder: Path) -> None:
+    """Then nothing is left out."""
+    pooling = changed(folder / "1_Pooling" / "config.json", {"include_prompt": False})
+    path = folder / "config_sentence_transformers.json"
+    prompts = changed(path, {"prompts": {"query": ""}})
+    try:
+        assert load_checkpoint(folder).pooling is not None
+    finally:
+        (folder / "1_Pooling" / "config.json").write_text(pooling)
+        path.write_text(prompts)
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3", "gemma3"])

@@ -4,7 +4,7 @@ transformers, a tokenizer by `tokenizers`, and the small files that say how stat
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,55 @@ class Embedder:
     folder: Path
     model: PreTrainedModel
     states: str
+    """Several are joined by a plus."""
     dense: tuple[torch.nn.Linear, ...] = ()
     normalises: bool = True
 
     def vector(self, ids: list[int]) -> Array:
         with torch.no_grad():
             hidden = self.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
-            pooled = {"first": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}[self.states]
+            pooled = torch.cat([pooled_as(kind, hidden) for kind in self.states.split("+")])
             for layer in self.dense:
                 pooled = layer(pooled)
             if self.normalises:
                 pooled = torch.nn.functional.normalize(pooled, dim=0)
         return pooled.numpy()
+
+
+def pooled_as(kind: str, hidden: torch.Tensor) -> torch.Tensor:
+    """As `sentence-transformers` defines them."""
+    weights = torch.arange(1, len(hidden) + 1, dtype=hidden.dtype)
+    return {
+        "first": hidden[0],
+        "last": hidden[-1],
+        "max": hidden.max(0).values,
+        "mean": hidden.sum(0) / len(hidden),
+        "root_mean": hidden.sum(0) / len(hidden) ** 0.5,
+        "weighted_mean": (hidden * weights[:, None]).sum(0) / weights.sum(),
+    }[kind]
+
+
+MODES = {
+    "first": "cls",
+    "max": "max",
+    "mean": "mean",
+    "root_mean": "mean_sqrt_len_tokens",
+    "weighted_mean": "weightedmean",
+    "last": "lasttoken",
+}
+"""Their names in files, in the order in which older files join several."""
+_OLDER = {"first": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "weighted_mean": "weightedmean_tokens"}
+
+
+def pooled_by(embedder: Embedder, *kinds: str, is_older: bool) -> Embedder:
+    """The same model with other states, as newer files say it or as older ones do."""
+    if is_older:
+        said: dict[str, Any] = {f"pooling_mode_{_OLDER.get(kind, mode)}": kind in kinds for kind, mode in MODES.items()}
+        kinds = tuple(kind for kind in MODES if kind in kinds)
+    else:
+        said = {"pooling_mode": MODES[kinds[0]] if len(kinds) == 1 else [MODES[kind] for kind in kinds]}
+    _write(embedder.folder / "1_Pooling" / "config.json", {"embedding_dimension": 64, **said})
+    return replace(embedder, states="+".join(kinds))
 
 
 def make_embedder(

@@ -30,7 +30,7 @@ def taken_apart(
     parser = AnswerParser(HarmonySplitter(has_calls=has_calls), HARMONY.parser() if has_calls else None)
     parts = [parser.push(piece, 1, is_last=False) for piece in (pieces if pieces is not None else [text])]
     parts.append(parser.push("", 0, is_last=True, is_cut=is_cut))
-    calls = finished_calls(parts, parser.num_finished_calls)
+    calls = finished_calls(parts, parser.finished)
     return "".join(part.reasoning for part in parts), "".join(part.content for part in parts), calls
 
 
@@ -100,7 +100,7 @@ def test_calls_that_nobody_asked_for_are_text() -> None:
 def test_a_header_without_end_is_held_for_a_while_only() -> None:
     endless = f"{CHANNEL}{'final ' * 200}"
     splitter = HarmonySplitter(has_calls=True)
-    assert "".join(splitter.push(endless)) != ""
+    assert "".join(run.content for run in splitter.push(endless)) != ""
 
 
 def test_what_was_cut_shows_no_marker() -> None:

@@ -9,11 +9,21 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.speculation import OFF
 from twostroke.core.step_sizes import StepSizes
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.pooling import Pooling
+from twostroke.models.pooling import Pooling, States
 from twostroke.speculation.methods import computing_methods
 
 VECTORS_AT_ONCE = 256
 """Texts that may run at a time unless asked otherwise: they are short, and stay for one step."""
+
+
+_WORDS: dict[States, str] = {
+    "first": "the first token's state",
+    "last": "the last token's state",
+    "mean": "the mean of all states",
+    "max": "the largest of all states",
+    "root_mean": "the sum of all states by the root of their count",
+    "weighted_mean": "the mean of all states, the later the heavier",
+}
 
 
 def with_vectors(checkpoint: Checkpoint, config: EngineConfig, *, in_fleet: bool = False) -> EngineConfig:
@@ -45,7 +55,7 @@ def sizes_for(checkpoint: Checkpoint, suits: StepSizes) -> StepSizes:
 def vectors_note(checkpoint: Checkpoint, pooling: Pooling) -> str:
     facts = pooling.facts
     what = "a score of a pair of texts" if facts.scores else f"vectors of {facts.dimensions} numbers"
-    states = "the mean of all states" if pooling.states == "mean" else f"the {pooling.states} token's state"
+    states = " beside ".join(_WORDS[kind] for kind in pooling.all_states)
     steps = f", through {len(pooling.steps)} matrices" if pooling.steps else ""
     ends = ", normalised" if pooling.normalises else ""
     whole = "; each text is read in one step" if reads_whole(checkpoint) else ""

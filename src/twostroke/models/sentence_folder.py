@@ -20,10 +20,21 @@ MODULES = "modules.json"
 _MAX_DIMENSIONS = 2**20
 _STATES: dict[str, States] = {
     "pooling_mode_cls_token": "first",
+    "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "root_mean",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
-_MODES: dict[str, States] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+"""Of several, the vector has them in this order."""
+_MODES: dict[str, States] = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "root_mean",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
 _ACTIVATIONS: dict[str, StepActivation] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Tanh": "tanh",
@@ -57,8 +68,9 @@ def read_sentence_folder(folder: Path, hidden_size: int, config: Fields) -> Sent
         raise ModelError(f"{folder / MODULES} has the modules {', '.join(kinds)}; understood is {known}, in this order")
     if modules[0][1] not in ("", "."):
         raise ModelError(f"{folder / MODULES}: the Transformer lies in {shown(modules[0][1])}, not beside it")
-    states = _states(_settings(folder, modules[1][1]))
-    steps, dimensions, files = [], hidden_size, []
+    prompts, default_prompt = _prompts(folder)
+    states, *others = _states(_settings(folder, modules[1][1]), has_prompts=any(prompts.values()))
+    steps, dimensions, files = [], hidden_size * (1 + len(others)), []
     for kind, path in modules[2:]:
         if kind == "Dense":
             step = _dense_step(folder, path, dimensions)
@@ -66,7 +78,6 @@ def read_sentence_folder(folder: Path, hidden_size: int, config: Fields) -> Sent
             dimensions = step.weight.shape[0]
             files.append(folder / path / "model.safetensors")
     lowers_case, max_tokens = _text_settings(folder)
-    prompts, default_prompt = _prompts(folder)
     facts = VectorFacts(
         dimensions,
         shorter=config.integers("matryoshka_dimensions", 1, dimensions),
@@ -74,7 +85,7 @@ def read_sentence_folder(folder: Path, hidden_size: int, config: Fields) -> Sent
         default_prompt=default_prompt,
         lowers_case=lowers_case,
     )
-    pooling = Pooling(states, facts, tuple(steps), normalises=kinds[-1] == "Normalize")
+    pooling = Pooling(states, facts, tuple(steps), normalises=kinds[-1] == "Normalize", others=tuple(others))
     return SentenceFolder(pooling, max_tokens, tuple(files))
 
 
@@ -93,19 +104,20 @@ def _settings(folder: Path, path: str) -> Fields:
     return Fields(f"{path}/config.json", read_json(folder / path / "config.json"))
 
 
-def _states(fields: Fields) -> States:
-    if not fields.flag("include_prompt", default=True):
+def _states(fields: Fields, *, has_prompts: bool) -> list[States]:
+    if has_prompts and not fields.flag("include_prompt", default=True):
         raise fields.error("include_prompt", "is false: pooling that leaves a prompt's tokens out is not supported")
-    if fields.get("pooling_mode") is not None:
-        mode = fields.text("pooling_mode")
-        if mode not in _MODES:
-            raise fields.error("pooling_mode", f"is {shown(mode)}; understood are {', '.join(_MODES)}")
-        return _MODES[mode]
-    chosen = [name for name, value in fields.values.items() if name.startswith("pooling_mode_") and value is True]
-    if len(chosen) != 1 or chosen[0] not in _STATES:
-        said = " and ".join(chosen) or "nothing"
-        raise ModelError(f"{fields.source} asks for {said[:200]}; understood is one of {', '.join(_STATES)}")
-    return _STATES[chosen[0]]
+    asked = fields.get("pooling_mode")
+    if asked is None:
+        chosen = [name for name, value in fields.values.items() if name.startswith("pooling_mode_") and value is True]
+        if not chosen or not _STATES.keys() >= set(chosen):
+            said = " and ".join(chosen) or "nothing"
+            raise ModelError(f"{fields.source} asks for {said[:200]}; understood are {', '.join(_STATES)}")
+        return [states for name, states in _STATES.items() if name in chosen]
+    modes = asked if isinstance(asked, list) else [asked]
+    if not modes or not all(isinstance(mode, str) and mode in _MODES for mode in modes):
+        raise fields.error("pooling_mode", f"is {shown(asked)}; understood are {', '.join(_MODES)}, or a list of these")
+    return [_MODES[mode] for mode in modes]
 
 
 def _dense_step(folder: Path, path: str, inputs: int) -> DenseStep:

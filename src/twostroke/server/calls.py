@@ -130,7 +130,7 @@ class Answer:
             self.prompt_logprobs.extend(output.prompt_logprobs)
         if output.finish_reason is not None:
             self.finish_reason, self.stop_string = output.finish_reason.value, output.stop_string
-            if self.finish_reason == "stop" and self.parser is not None and self.parser.num_finished_calls:
+            if self.finish_reason == "stop" and self.parser is not None and self.parser.finished:
                 self.finish_reason = "tool_calls"
             self.handoff = output.handoff
             if output.timing is not None:
@@ -138,7 +138,7 @@ class Answer:
 
     def finished_calls(self) -> list[tuple[str, str]]:
         """Of a whole answer: name and arguments of each call that came to its end. One that was cut is left out."""
-        return [] if self.parser is None else finished_calls(self.parts, self.parser.num_finished_calls)
+        return [] if self.parser is None else finished_calls(self.parts, self.parser.finished)
 
 
 class Answers:

@@ -220,7 +220,7 @@ class ChatWriter:
                 calls.append(replies.ToolCallDelta(number, function))
             else:
                 calls.append(replies.ToolCallDelta(number, function, self._tool_format.new_call_id(), "function"))
-        calls += self._custom_calls(index, parts.num_finished_calls)
+        calls += self._custom_calls(index, parts.finished)
         if not (parts.content or parts.reasoning or calls or has_logprobs):
             return NOTHING
         content = parts.content or ("" if has_logprobs and not calls and not parts.reasoning else None)
@@ -235,10 +235,10 @@ class ChatWriter:
         self._inputs[index, number][1].append(text)
         return True
 
-    def _custom_calls(self, index: int, num_finished: int) -> list[replies.ToolCallDelta]:
+    def _custom_calls(self, index: int, finished: Collection[int]) -> list[replies.ToolCallDelta]:
         calls = []
         for choice, number in sorted(self._inputs):
-            if choice == index and number < num_finished:
+            if choice == index and number in finished:
                 name, texts = self._inputs.pop((choice, number))
                 custom = replies.CustomCall(name, "".join(texts))
                 call_id = self._tool_format.new_call_id()

@@ -119,21 +119,9 @@ async def chat_tokens(
 ) -> Sequence[int]:
     """A conversation as the model reads it, to be answered or only to be counted."""
     encoder = service.encoder()
-    if service.reasoning_parser == "harmony":
-        messages = [_harmony_turn(message) for message in messages]
     tool_format = service.tool_format
     messages = await encoder.beside(lambda: told_of_tools(messages, tools.tools, encoder.tokenizer, tool_format))
     return await encoder.chat(messages, tools=tools.tools or None, options=options, room=room)
-
-
-def _harmony_turn(message: dict[str, Any]) -> dict[str, Any]:
-    """As gpt-oss's template reads it: a thought before a call is `thinking`, and a call has no content beside that."""
-    thought = message.get("reasoning_content")
-    if not message.get("tool_calls") or not thought or message.get("thinking"):
-        return message
-    content = message.get("content")
-    whole = f"{thought}\n\n{content}" if isinstance(content, str) and content else thought
-    return {**message, "thinking": whole, "content": None}
 
 
 def _needs_channels(service: Service, prompt: tuple[int, ...], grammar: GrammarSpec) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.core.step import TokenLogprobs
@@ -16,10 +16,12 @@ class Parts:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
-    num_finished_calls: int = 0
-    """Of the whole answer so far."""
+    finished: Collection[int] = ()
+    """The numbers of the calls that are whole, of all the answer."""
     logprobs: Sequence[TokenLogprobs] = ()
     """Of the tokens that these came from."""
+    in_order: list[Parts] = field(default_factory=list)
+    """The same piece by piece, where a model may write them in any order."""
 
 
 class AnswerParser:
@@ -37,33 +39,52 @@ class AnswerParser:
         self.reasoning_tokens = 0
 
     @property
-    def num_finished_calls(self) -> int:
+    def finished(self) -> Collection[int]:
         """A call that was cut is not one of them: nobody should run it."""
-        return 0 if self._tools is None else self._tools.num_finished
+        return () if self._tools is None else self._tools.finished
 
     def push(self, text: str, num_tokens: int, *, is_last: bool, is_cut: bool = False) -> Parts:
         """`is_cut`: the last text did not end where the model would have ended it."""
         is_cut = is_cut or self._is_held_to_calls
-        parts = Parts(content=text)
-        if self._thoughts is not None:
-            parts.reasoning, parts.content = self._thoughts.push(text)
-            if parts.reasoning or self._thoughts.is_thinking:
-                self.reasoning_tokens += num_tokens
-            if is_last:
-                reasoning, content = self._thoughts.finish(is_cut=is_cut)
-                parts.reasoning, parts.content = parts.reasoning + reasoning, parts.content + content
-        if self._tools is not None:
-            split = self._tools.push(parts.content)
-            parts.content, parts.calls = split.content, split.calls
-            if is_last:
-                rest = self._tools.finish(is_cut=is_cut)
-                parts.content += rest.content
-                parts.calls += rest.calls
-        parts.num_finished_calls = self.num_finished_calls
+        pieces = self._pieces(text)
+        if self._thoughts is not None and (self._thoughts.is_thinking or any(piece.reasoning for piece in pieces)):
+            self.reasoning_tokens += num_tokens
+        if is_last and self._thoughts is not None:
+            reasoning, content, *_ = self._thoughts.finish(is_cut=is_cut)
+            pieces.append(self._called(Parts(reasoning, content)))
+        if is_last and self._tools is not None:
+            rest = self._tools.finish(is_cut=is_cut)
+            pieces.append(Parts(content=rest.content, calls=rest.calls))
+        parts = pieces[0] if len(pieces) == 1 else _joined(pieces)
+        parts.finished = self.finished
         return parts
 
+    def _pieces(self, text: str) -> list[Parts]:
+        if self._thoughts is None:
+            return [self._called(Parts(content=text))]
+        if isinstance(self._thoughts, ThinkSplitter):
+            return [self._called(Parts(*self._thoughts.push(text)))]
+        pieces = []
+        for run in self._thoughts.push(text):
+            pieces.append(self._called(Parts(run.reasoning, run.content)))
+            if run.ends_message and self._tools is not None:
+                self._tools.end_message()
+        return pieces
 
-def finished_calls(parts: Iterable[Parts], num_finished: int) -> list[tuple[str, str]]:
+    def _called(self, piece: Parts) -> Parts:
+        if self._tools is not None:
+            split = self._tools.push(piece.content)
+            piece.content, piece.calls = split.content, split.calls
+        return piece
+
+
+def _joined(pieces: list[Parts]) -> Parts:
+    reasoning = "".join(piece.reasoning for piece in pieces)
+    content = "".join(piece.content for piece in pieces)
+    return Parts(reasoning, content, [call for piece in pieces for call in piece.calls], in_order=pieces)
+
+
+def finished_calls(parts: Iterable[Parts], finished: Collection[int]) -> list[tuple[str, str]]:
     """Of a whole answer: name and arguments of each call that came to its end."""
     names: list[str] = []
     arguments: list[list[str]] = []
@@ -73,4 +94,4 @@ def finished_calls(parts: Iterable[Parts], num_finished: int) -> list[tuple[str,
             arguments.append([])
         arguments[number].append(text)
     calls = [(name, "".join(texts)) for name, texts in zip(names, arguments, strict=True)]
-    return calls[:num_finished]
+    return [call for number, call in enumerate(calls) if number in finished]

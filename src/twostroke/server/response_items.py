@@ -26,6 +26,8 @@ class Item:
     """`reasoning`, `message`, `function_call` or `custom_tool_call`."""
     index: int
     name: str = ""
+    number: int | None = None
+    """Of a call, among the answer's."""
     call_id: str = ""
     id: str = ""
     pieces: list[str] = field(default_factory=list)
@@ -80,42 +82,42 @@ class OutputItems:
         self._tool_format = tool_format
         self._tokenizer = tokenizer
         self._custom = custom
-        self._num_finished_calls = 0
+        self._finished: Collection[int] = ()  # the numbers of the calls that are whole
         self._heard: list[TokenLogprobs] = []  # of tokens whose text may still be held back
         self._is_open = False  # the last of them
 
     def push(self, parts: Parts) -> list[Change]:
         changes: list[Change] = []
-        calls = list(parts.calls)
         self._heard.extend(parts.logprobs)
-        self._num_finished_calls = parts.num_finished_calls
+        self._finished = parts.finished
+        for piece in parts.in_order or [parts]:
+            self._push_piece(piece, changes)
+        if parts.reasoning or parts.calls:
+            self._heard.clear()  # whatever was held back is part of these
+        return changes
+
+    def _push_piece(self, parts: Parts, changes: list[Change]) -> None:
+        calls = list(parts.calls)
         if parts.reasoning:
             self._add("reasoning", parts.reasoning, changes)
         while calls and calls[0].name is None:  # the rest of a call that was begun, and what is said comes after it
             self._add(self.items[-1].kind, calls.pop(0).arguments, changes)
         if content := self._said(parts.content):
             self._add("message", content, changes)
-        if parts.reasoning or parts.calls:
-            self._heard.clear()  # whatever was held back is part of these
         for call in calls:
             if call.name is not None:
                 self._open("custom_tool_call" if call.name in self._custom else "function_call", changes, call)
             if call.arguments:
                 self._add(self.items[-1].kind, call.arguments, changes)
-        return changes
 
     def finish(self, *, is_cut: bool) -> list[Change]:
         """A call that was begun and never came to its end is closed as incomplete, and no longer one of the items:
         nobody should run it."""
         changes: list[Change] = []
-        is_unfinished_call = sum(item.kind in CALLS for item in self.items) > self._num_finished_calls
         if not self.items and not is_cut:
             self._open("message", changes)
-        if self.items and self.items[-1].kind in CALLS:
-            is_cut = is_unfinished_call
         self._close(changes, "incomplete" if is_cut else "completed")
-        if is_unfinished_call:
-            self.items.pop()
+        self.items = [item for item in self.items if item.kind not in CALLS or item.number in self._finished]
         return changes
 
     def _said(self, content: str) -> str:
@@ -150,6 +152,7 @@ class OutputItems:
         item = Item(kind, len(self.items))
         if call is not None:
             item.name, item.call_id = call.name or "", self._tool_format.new_call_id()
+            item.number = call.number
         self.items.append(item)
         self._is_open = True
         changes.append(Change("opened", item))
@@ -158,5 +161,7 @@ class OutputItems:
         if not self._is_open:
             return
         item = self.items[-1]
+        if item.kind in CALLS:
+            status = "completed" if item.number in self._finished else "incomplete"
         item.status, self._is_open = status, False
         changes.append(Change("closed", item))

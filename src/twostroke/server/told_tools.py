@@ -1,4 +1,5 @@
-"""What a model's template is told of tools, of calls and of their results; and those whose template knows none."""
+"""What a model's template is told of tools, of thoughts, of calls and of their results; and those whose template knows
+no tools."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 from twostroke.server.custom_tools import called_with
 from twostroke.server.errors import bad_request
+from twostroke.server.told_turns import with_calls, with_thoughts, without_nothing
 from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers.call_writer import written
 from twostroke.text.tool_parsers.formats import NAME_PREFIX, ToolFormat
@@ -18,8 +20,9 @@ def told_of_tools(
 ) -> list[dict[str, Any]]:
     """Messages for a template: arguments as objects, which templates write as JSON themselves. One that knows no tools
     is told of them in a plain message, and, where it knows no calls, of calls and results too."""
-    plain = [_with_objects(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    plain = [_with_objects(without_nothing(message), f"messages[{index}]") for index, message in enumerate(messages)]
     template = tokenizer.chat_template or ""
+    plain = with_thoughts(plain, template)
     knows_calls = "tools" in template or "tool_calls" in template
     if knows_calls:
         plain = numbered(plain) if tool_format.is_numbered else plain
@@ -27,6 +30,7 @@ def told_of_tools(
             plain = [_with_texts(message) for message in plain]
         if not _ASKS_FOR_NONE.search(template):
             plain = [_with_content(message) for message in plain]
+        plain = with_calls(plain, template)
     else:
         plain = [_as_text(message, tool_format) for message in plain]
     if not tools or "tools" in template:

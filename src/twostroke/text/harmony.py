@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 START, CHANNEL, MESSAGE, END, RETURN, CALL = (
     f"<|{name}|>" for name in ("start", "channel", "message", "end", "return", "call")
@@ -56,6 +57,18 @@ class _Header:
         return _Header(is_thought=is_sent or channel.startswith("analysis"))
 
 
+class Run(NamedTuple):
+    """New text of one message."""
+
+    reasoning: str = ""
+    content: str = ""
+    ends_message: bool = False
+    """What was called in it and is not whole never will be."""
+
+
+NOTHING = Run()
+
+
 class HarmonySplitter:
     """Of one answer; used in place of a ThinkSplitter."""
 
@@ -69,19 +82,22 @@ class HarmonySplitter:
         self._blank = ""  # before a call's arguments
         self._has_shown = {"reasoning": False, "content": False}
         self._shown = {"reasoning": "", "content": ""}
+        self._has_ended = False  # a message, since something was taken
 
     @property
     def is_thinking(self) -> bool:
         return self._state == "text" and self._message.is_thought
 
-    def push(self, text: str) -> tuple[str, str]:
-        """New reasoning and new content."""
+    def push(self, text: str) -> list[Run]:
+        """What is new, in the order of the messages that it is of: a thought may come behind a text or a call."""
         self._held += text
+        runs = []
         while self._step():
-            pass
-        return self._taken()
+            runs.append(self._taken())
+        runs.append(self._taken())
+        return [run for run in runs if run != NOTHING] or [NOTHING]
 
-    def finish(self, *, is_cut: bool = False) -> tuple[str, str]:
+    def finish(self, *, is_cut: bool = False) -> Run:
         """What was held back. Where an answer was cut, what may be the beginning of a marker or of a message is left
         out."""
         held, self._held = self._held, ""
@@ -94,9 +110,9 @@ class HarmonySplitter:
             self._show(held)
         return self._taken()
 
-    def _taken(self) -> tuple[str, str]:
-        shown = self._shown["reasoning"], self._shown["content"]
-        self._shown = {"reasoning": "", "content": ""}
+    def _taken(self) -> Run:
+        shown = Run(self._shown["reasoning"], self._shown["content"], self._has_ended)
+        self._shown, self._has_ended = {"reasoning": "", "content": ""}, False
         return shown
 
     def _step(self) -> bool:
@@ -156,7 +172,7 @@ class HarmonySplitter:
     def _end_message(self) -> None:
         if self._message.function is not None and not self._has_text:
             self._show("{}")  # it was called without arguments
-        self._blank = ""
+        self._blank, self._has_ended = "", True
         self._state, self._message = "start", _Header(is_thought=False)
 
     def _show(self, text: str) -> None:

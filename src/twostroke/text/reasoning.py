@@ -3,6 +3,7 @@ are cut. Parsers by name, as for tools; the format that is no pair of markers is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,6 +64,10 @@ FAMILIES = {
 """Whose answers have tags of their own behind a thought."""
 
 
+_RESPONSE = re.compile(r"</think>.{0,200}?<response>", re.DOTALL)
+"""Elsewhere in a template `<response>` is the tag of a tool's result, as MiniMax has it."""
+
+
 class Choice(NamedTuple):
     parser: str
     reason: str
@@ -93,10 +98,10 @@ def choose(name: str, tokenizer: Tokenizer, family: str = "") -> Choice:
     if not is_in_template and len(tokenizer.encode(THINK.closing, add_special_tokens=False)) != 1:
         return Choice("none", "as nothing tells that it thinks")
     reason = "by the chat template" if is_in_template else "by the vocabulary"
-    for parser in ("think-answer", "think-response"):
-        tags = MARKERS[parser].answer
-        if tags is not None and tags[0] in template:
-            return Choice(parser, reason)
+    if "<answer>" in template:
+        return Choice("think-answer", reason)
+    if _RESPONSE.search(template):
+        return Choice("think-response", reason)
     return Choice(FAMILIES[family], f"by the family {family}") if family in FAMILIES else Choice("think", reason)
 
 

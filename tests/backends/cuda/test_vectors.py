@@ -14,11 +14,11 @@ import torch
 from tests.backends.cuda.closeness import random
 from tests.backends.cuda.engines import Sizes
 from tests.backends.cuda.tables import fused_up_to
-from tests.models.tiny_embedders import MAX_TOKENS, Embedder, make_embedder, make_reranker
+from tests.models.tiny_embedders import MAX_TOKENS, MODES, Embedder, make_embedder, make_reranker, pooled_as, pooled_by
 
 from twostroke.backends import cuda
 from twostroke.backends.cuda.backend import CudaBackend
-from twostroke.backends.cuda.kernels.pooling import mean_states
+from twostroke.backends.cuda.kernels.pooling import pool_states
 from twostroke.core.events import TokenEvent, VectorEvent
 from twostroke.core.formats import Formats
 from twostroke.core.request import Request
@@ -27,6 +27,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.vectors import reads_whole
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
+from twostroke.models.pooling import States
 from twostroke.scheduling.scheduler import Scheduler
 
 Vectors = npt.NDArray[np.float64]
@@ -116,17 +117,29 @@ def test_a_causal_model_reads_by_chunks_and_finds_prefixes(
     assert (engine.scheduler.counts().prefix_hit_tokens > 0) == finds_prefixes
 
 
+@pytest.mark.parametrize("kinds", [("max",), ("weighted_mean", "last"), ("root_mean", "first", "mean")])
+def test_other_poolings(kinds: tuple[str, ...], tmp_path: Path, device: str, engines: list[Engine]) -> None:
+    embedder = pooled_by(make_embedder("bert", tmp_path / "m"), *kinds, is_older=False)
+    engine = engine_for(load_checkpoint(embedder.folder), device)
+    engines.append(engine)
+    prompts = texts()
+    found = vectors(engine, prompts)
+    assert found.shape == (len(prompts), 64 * len(kinds))
+    assert np.abs(found - wanted(embedder, prompts)).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", MODES)
 @pytest.mark.parametrize("counts", [[1, 63, 64, 65], [200, 3]])
-def test_means_do_not_depend_on_who_stands_beside(counts: list[int], device: str) -> None:
+def test_what_is_pooled_does_not_depend_on_who_stands_beside(kind: States, counts: list[int], device: str) -> None:
     states = random(sum(counts), 80, dtype=torch.float32, device=device)
     firsts = torch.tensor(np.cumsum([0, *counts[:-1]]), dtype=torch.int32, device=device)
     lengths = torch.tensor(counts, dtype=torch.int32, device=device)
     means = torch.full((len(counts), 80), float("nan"), device=device)
-    mean_states(states, firsts, lengths, means)
+    pool_states(kind, states, firsts, lengths, means)
     for number, part in enumerate(states.split(counts)):
-        torch.testing.assert_close(means[number], part.double().mean(0).float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(means[number], pooled_as(kind, part.double()).float(), rtol=1e-5, atol=1e-6)
         alone = torch.zeros(1, 80, device=device)
-        mean_states(part.contiguous(), firsts[:1] * 0, lengths[number : number + 1], alone)
+        pool_states(kind, part.contiguous(), firsts[:1] * 0, lengths[number : number + 1], alone)
         assert torch.equal(alone[0], means[number])
 
 

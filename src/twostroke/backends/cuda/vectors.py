@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda.captured_sizes import CapturedSizes
-from twostroke.backends.cuda.kernels.pooling import mean_states
+from twostroke.backends.cuda.kernels.pooling import pool_states
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath, StagedBatch
 from twostroke.backends.cuda.results import NONE, PromptLogprobReader, VectorReader
@@ -48,12 +48,14 @@ class _Matrix:
 class VectorPath(PrefillPath):
     def __init__(self, pooling: Pooling, parts: Parts, max_rows: int, max_context: int) -> None:
         like = parts.buffers.residual
-        self._takes_mean, self._normalises = pooling.states == "mean", pooling.normalises
-        self.takes_first = pooling.states == "first"
+        self._takes_all, self._normalises = pooling.wanted == "all", pooling.normalises
+        self.takes_first = pooling.wanted == "first"
+        self._kinds = pooling.all_states
         self._matrices = [_Matrix.of(step, like.device) for step in pooling.steps]
-        most = len(like) if self._takes_mean else len(parts.buffers.selected)
+        most = len(like) if self._takes_all else len(parts.buffers.selected)
         self._states = torch.zeros(most, like.shape[1], dtype=torch.float32, device=like.device)
-        self._means = torch.zeros(max_rows if self._takes_mean else 0, like.shape[1], device=like.device)
+        width = len(self._kinds) * like.shape[1]
+        self._pooled = torch.zeros(max_rows if self._takes_all else 0, width, device=like.device)
         self._staging = Staging(2 * max_rows + 8, like.device)
         self._vectors: torch.Tensor | None = None
         super().__init__(parts, max_rows, max_context)
@@ -83,7 +85,7 @@ class VectorPath(PrefillPath):
         return replace(super()._captured(room, max_rows), decodes=(0,))
 
     def _wanted(self, staged: StagedBatch) -> torch.Tensor | None:
-        return None if self._takes_mean else staged.sampled_tokens
+        return None if self._takes_all else staged.sampled_tokens
 
     def _finish(self, residual: torch.Tensor) -> None:
         self._parts.decoder.states(residual, self._states[: len(residual)])
@@ -102,12 +104,13 @@ class VectorPath(PrefillPath):
         """By the first token of each text, and the number of its tokens  # float32 [texts, numbers]"""
         count = len(texts)
         pooled = self._states[:count]
-        if self._takes_mean:
+        if self._takes_all:
             firsts, counts = np.array(texts, dtype=np.int32).T
             self._staging.send((firsts, counts))
-            pooled = self._means[:count]
+            pooled = self._pooled[:count]
             staged_firsts, staged_counts = self._staging.views((count, count))
-            mean_states(self._states, staged_firsts, staged_counts, pooled)
+            for kind, part in zip(self._kinds, pooled.split(self._states.shape[1], dim=1), strict=True):
+                pool_states(kind, self._states, staged_firsts, staged_counts, part)
         for matrix in self._matrices:
             pooled = matrix.apply(pooled)
         return torch.nn.functional.normalize(pooled, dim=1) if self._normalises else pooled.clone()

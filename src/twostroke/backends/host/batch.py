@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from twostroke.backends.host.rows import RowSet
 from twostroke.core.step import DecodeSlot, PrefillChunk, Step
-from twostroke.models.pooling import States
+from twostroke.models.pooling import Wanted
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -43,9 +43,9 @@ class Batch:
         step: Step,
         rows: RowSet,
         drafts: Mapping[int, tuple[int, ...]] | None = None,
-        pooled_states: States = "last",
+        pooled: Wanted = "last",
     ) -> Batch:
-        """`drafts`: of some slots, the tokens to compute behind their own. `pooled_states`: of chunks that are pooled,
+        """`drafts`: of some slots, the tokens to compute behind their own. `pooled`: of chunks that are pooled,
         which of their tokens' states are wanted."""
         if not step.prefills and not drafts:
             return Batch._of_decodes(step.decodes, rows)
@@ -70,10 +70,10 @@ class Batch:
             positions.extend(range(chunk.start, chunk.end))
             if chunk.prompt_logprobs is not None:
                 logit_rows.extend(range(first, first + count))
-            elif chunk.samples or (chunk.pools and pooled_states == "last"):
+            elif chunk.samples or (chunk.pools and pooled == "last"):
                 logit_rows.append(first + count - 1)
             elif chunk.pools:
-                logit_rows.extend(range(first, first + (1 if pooled_states == "first" else count)))
+                logit_rows.extend(range(first, first + (1 if pooled == "first" else count)))
         seq_ids += [chunk.seq_id for chunk in step.prefills]
         per_row = [rows[seq_id].tables for seq_id in seq_ids]
         return Batch(

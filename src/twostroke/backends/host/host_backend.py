@@ -312,12 +312,12 @@ class HostBackend(ABC):
         """Of each chunk that is pooled, its vector, or what went wrong with it."""
         vectors: dict[int, bytes] = {}
         errors: dict[int, str] = {}
-        batch = Batch.from_step(step, self.rows, pooled_states=pooler.pooled_states)
+        batch = Batch.from_step(step, self.rows, pooled=pooler.wanted)
         states, cursor = self.states(batch), 0
         for chunk in step.prefills:
             if not chunk.pools:
                 continue
-            count = len(chunk.token_ids) if pooler.pooled_states == "mean" else 1
+            count = len(chunk.token_ids) if pooler.wanted == "all" else 1
             vector = pooler.vector(states[cursor : cursor + count])
             cursor += count
             if np.isfinite(vector).all():

@@ -5,19 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from twostroke.backends.host.arithmetic import Array, gelu, linear, sigmoid
-from twostroke.models.pooling import DenseStep, Pooling
+from twostroke.models.pooling import DenseStep, Pooling, States
 from twostroke.models.spec import StepActivation
 
 
 class Pooler:
     def __init__(self, pooling: Pooling) -> None:
-        self.pooled_states = pooling.states
+        self.wanted = pooling.wanted
+        self._kinds = pooling.all_states
         self._normalises = pooling.normalises
         self._steps = [_Step(step) for step in pooling.steps]
 
     def vector(self, states: Array) -> Array:
-        """`states`: those that `pooled_states` names  # [1, hidden], or with the mean [num_tokens, hidden]"""
-        pooled = states.mean(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)
+        """`states`: those that are wanted  # [1, hidden], or of all tokens [num_tokens, hidden]"""
+        pooled = np.concatenate([_pooled(kind, states) for kind in self._kinds])[None].astype(np.float32)
         for step in self._steps:
             pooled = step.apply(pooled)
         vector: Array = pooled[0]
@@ -32,6 +33,20 @@ class _Step:
 
     def apply(self, x: Array) -> Array:
         return _activated(self._activation, linear(x, self._weight, self._bias))
+
+
+def _pooled(kind: States, states: Array) -> Array:
+    if kind == "first":
+        return states[0]
+    if kind == "last":
+        return states[-1]
+    if kind == "max":
+        return states.max(axis=0)
+    count = len(states)
+    weights = np.arange(1, count + 1) if kind == "weighted_mean" else np.ones(count)
+    total = np.sqrt(count) if kind == "root_mean" else weights.sum()
+    summed: Array = (states * weights[:, None]).sum(axis=0)  # in 64 bits
+    return summed / total
 
 
 def _activated(activation: StepActivation, x: Array) -> Array:

@@ -70,8 +70,12 @@ class ToolCallParser:
         self._has_arguments = False
         self.num_calls = 0
         """Handed on, at least in part."""
-        self.num_finished = 0
-        """Whose arguments are whole: of the calls, only the last may not be."""
+        self.finished: list[int] = []
+        """The numbers of the calls whose arguments are whole."""
+
+    @property
+    def num_finished(self) -> int:
+        return len(self.finished)
 
     def push(self, text: str) -> Split:
         split = Split()
@@ -85,8 +89,7 @@ class ToolCallParser:
         meant to read it."""
         split = Split()
         self._pass_arguments(split)
-        if self._state == self._in_raw_input and self._held == self._raw_tail:
-            self.num_finished = self.num_calls
+        self._end_raw_input()
         is_inside = self._state == self._closing or (self._state == self._in_block and not self._raw)
         held = "" if self._is_announced or is_inside else self._raw + self._held
         if held and is_cut and self._may_be_markup(held):
@@ -96,6 +99,17 @@ class ToolCallParser:
             split.content += self._spaces
         self._held = self._raw = self._spaces = ""
         return split
+
+    def end_message(self) -> None:
+        """In a format whose answers are messages: what was begun in this one and is not whole never will be."""
+        self._end_raw_input()
+        if self._is_announced:
+            self._scanner, self._is_announced, self._held = None, False, ""
+            self._state = self._in_text
+
+    def _end_raw_input(self) -> None:
+        if self._state == self._in_raw_input and self._held == self._raw_tail:
+            self.finished.append(self.num_calls - 1)
 
     def _may_be_markup(self, held: str) -> bool:
         if not self._is_bare or self._format.is_list:
@@ -208,7 +222,8 @@ class ToolCallParser:
             # Not before its arguments: a name alone, should nothing follow, would be taken for a call without any.
             if scanner.name is not None and (scanner.has_arguments or scanner.is_done):
                 self._announce(scanner.name, split)
-        if self._is_announced and self.num_finished < self.num_calls and (scanner.is_whole or scanner.is_done):
+        is_open = self._is_announced and self.num_calls - 1 not in self.finished
+        if is_open and (scanner.is_whole or scanner.is_done):
             self._end_arguments(split)
         if scanner.is_done or scanner.has_failed:
             self._end_call(split)
@@ -241,7 +256,7 @@ class ToolCallParser:
             rest = self._input.finish()
         if rest:
             split.calls.append(CallDelta(self.num_calls - 1, None, rest))
-        self.num_finished = self.num_calls
+        self.finished.append(self.num_calls - 1)
 
     def _end_call(self, split: Split) -> None:
         self._pass_arguments(split)
