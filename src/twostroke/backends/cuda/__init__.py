@@ -235,11 +235,15 @@ class CudaFactory:
         return machine_rates().as_figures()
 
     def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
-        from twostroke.backends.cuda.backend import DTYPES
-        from twostroke.backends.cuda.tuning import tune_forms
+        import torch
 
-        codes = tuple(held_of(checkpoint, formats).dense_codes)  # experts in few bits go by a rule
-        return tune_forms(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress, codes)
+        from twostroke.backends.cuda.backend import DTYPES
+        from twostroke.backends.cuda.products import card_of
+        from twostroke.backends.cuda.tuning import tune
+
+        spec, dtype = checkpoint.spec, DTYPES[formats.arithmetic]
+        held = held_on(held_of(checkpoint, formats), spec, card_of(torch.device("cuda"), dtype))
+        return tune(spec, dtype, seconds, progress, held)
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
         import torch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS, MOST_UNPACKED_ROWS, in_thousandths
+from twostroke.backends.cuda.kernels.expert_tiles import LEAST_UNPACKED_ROWS, MAX_PACKED_EXPERTS, in_thousandths
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
 from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, can_be_units
 from twostroke.backends.cuda.kernels.product import Card, Product
@@ -171,7 +171,7 @@ _codes_of: list[tuple[Checkpoint, Formats, dict[str, Code]]] = []
 def unpacked_weights(spec: ModelSpec, held: Held, num_tokens: int) -> int:
     """Of the largest matrix of all experts that steps of `num_tokens` tokens, at most, bring from units to floats."""
     moe = spec.moe
-    if moe is None or num_tokens * moe.experts_per_token <= MOST_UNPACKED_ROWS * moe.num_experts:
+    if moe is None or num_tokens * moe.experts_per_token < LEAST_UNPACKED_ROWS * moe.num_experts:
         return 0
     names = {name for name in held.experts if name in held.codes and held.codes[name].by_rows is None}
     return max((prod(one.product.shape) for one in matrices_of(spec) if one.name in names), default=0)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, LARGEST, LEAST_SCALE
-from twostroke.backends.cuda.kernels.expert_numbers import LEVELS, eight_bit_floats, powers_of_two, small_floats
+from twostroke.backends.cuda.kernels.expert_numbers import DRAWN, LEVELS, eight_bit_floats, powers_of_two, small_floats
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_experts_into
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, dequantise_grouped_into
 from twostroke.backends.cuda.kernels.packed_format import (
@@ -79,6 +79,14 @@ class ExpertUnits:
         for matrix, weight in zip(self, weights, strict=True):
             matrix.quantise(weight)
 
+    def draw(self) -> None:
+        """At random, about as large as a layer's weights are: for who measures products."""
+        for matrix in self:
+            if isinstance(matrix, FourBitMatrix):
+                matrix.quantise(torch.randn(self.rows, self.width, device=self.data.device) * DRAWN)
+            else:
+                matrix.draw()
+
     def dequantised(self) -> torch.Tensor:
         """float32 [experts, rows, width], of weights as they are multiplied"""
         return torch.stack([matrix.dequantised() for matrix in self])
@@ -100,6 +108,16 @@ class SmallFloatUnits:
         assert self.code is FP8_UNITS
         scales = torch.clamp(weight.abs().amax(1).float() / LARGEST, min=LEAST_SCALE)
         self.put((weight.float() / scales[:, None]).to(E4M3).view(torch.uint8), scales)
+
+    def draw(self) -> None:
+        """At random, about as large as a layer's weights are."""
+        device, is_float8 = self.data.device, self.code is FP8_UNITS
+        numbers = torch.randint(0, 120 if is_float8 else 16, (self.rows, self.width), dtype=torch.uint8, device=device)
+        if is_float8:
+            self.put(numbers, torch.full((self.rows,), DRAWN / 128, device=device))
+            return
+        groups = -(-self.width // MX_GROUP)
+        self.put(numbers, torch.full((self.rows, groups), 127 - 8, dtype=torch.uint8, device=device))
 
     def put(self, numbers: torch.Tensor, scales: torch.Tensor, name: str = "a matrix") -> None:
         """numbers: uint8 [rows, width], bits of e4m3 or of e2m1; scales: float32 [rows], or uint8 [rows, groups], the
