@@ -18,7 +18,8 @@ TYPES = {
     **dict.fromkeys(("row_stride", "num_rows", "group_stride", "scale_stride", "matrix_stride", "x_stride"), "i32"),
     **dict.fromkeys(("data", "numbers"), "*u8"),
     **dict.fromkeys(("width", "rounds", "units"), "i32"),
-    **{"words": "*i32", "halves": "*fp16"},
+    "words": "*i32",
+    "halves": "*fp16",
 }
 OF_LEVELS = {**TYPES, "rows": "i32"}
 ROUND = {"GATED": False, "UNIT": UNIT_ROWS, "DEPTH": LOW_BIT_DEPTH}
@@ -68,7 +69,9 @@ def compile_product(tile: Float8Tile, group: int, is_gated: bool, experts: int, 
     if capability == HOPPER:
         types["weight_blocks"] = f"tensordesc<fp8e4nv[{tile.outputs},{depth}]>"
         types["row_blocks"] = f"tensordesc<fp8e4nv[{tile.rows},{depth}]>"
-    absent |= {name: None for name in ("weight_blocks", "row_blocks") if name not in types or gathers and name[0] == "r"}
+    absent |= {
+        name: None for name in ("weight_blocks", "row_blocks") if name not in types or (gathers and name[0] == "r")
+    }
     types = {name: kind for name, kind in types.items() if name not in absent}
     if not experts:
         absent |= dict.fromkeys(("sorted_pairs", "starts"))

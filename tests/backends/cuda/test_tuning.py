@@ -15,6 +15,7 @@ from bench.cuda import tune_from_nothing
 from twostroke.backends.cuda import tuning
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_units import ExpertUnits
+from twostroke.backends.cuda.kernels.float8_tiles import in_float8
 from twostroke.backends.cuda.kernels.packed_format import GROUPED_CODES
 from twostroke.backends.cuda.kernels.product import Card, Product
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
@@ -274,11 +275,12 @@ def test_experts_of_few_bits_are_tuned_as_they_are_held(
     found = parse(report.kept.read_text()).products
     for one in matrices_of(spec):
         code = held.codes.get(one.name)
-        (form,) = found[one.product]
-        assert form == ("plain" if code is None else code.name)
-        lines = found[one.product][form]
-        assert (lines[0].first, lines[-1].last) == (1, NO_END)
-        assert {KERNELS[line.kernel].form for line in lines} == {form}
+        form, forms = "plain" if code is None else code.name, found[one.product]
+        rounded = [in_float8(code)] if code is not None and one.name in held.in_float8 else []
+        assert list(forms) == [*rounded, form]
+        assert (forms[form][0].first, forms[form][-1].last) == (1, NO_END)
+        assert {KERNELS[line.kernel].form for line in forms[form]} == {form}
+    assert bool(held.in_float8) == (name == "fp8")
 
 
 @pytest.mark.parametrize("form", ROW_FORMS, ids=lambda form: form.name)

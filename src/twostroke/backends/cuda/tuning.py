@@ -168,8 +168,8 @@ class Tuner:
 
 
 def base_of(forms: tuple[str, ...]) -> str:
-    """The form that takes any number of rows: a copy for decode does not."""
-    return "plain" if "plain" in forms else forms[0]
+    """The form that takes any number of rows: a copy for decode does not, nor do products in float8."""
+    return "plain" if "plain" in forms else forms[-1]
 
 
 def _extend(lines: list[TableLine], line: TableLine) -> None:

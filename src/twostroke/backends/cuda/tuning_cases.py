@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from twostroke.backends.cuda.kernels.product import Kernel
+from twostroke.backends.cuda.kernels.product_kernels import DENSE_IN_FLOAT8, EXPERTS_IN_FLOAT8, LIBRARY_IN_FLOAT8
 from twostroke.backends.cuda.layer_matrices import activation_in
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.moe import MoeBlock, MoeWeights
@@ -19,7 +21,8 @@ from twostroke.backends.host.routing import route
 from twostroke.models.spec import DenseMlp, ModelSpec
 
 TOLERANCE = 1.0e-2
-TOLERANCES = {"scaled": 6.0e-2}
+IN_FLOAT8: tuple[Kernel, ...] = (*DENSE_IN_FLOAT8, *LIBRARY_IN_FLOAT8, *EXPERTS_IN_FLOAT8)
+TOLERANCES = dict.fromkeys(("scaled", *(kernel.name for kernel in IN_FLOAT8)), 6.0e-2)
 """By kernel: one whose rows are brought to float8 first, too."""
 
 

@@ -4,18 +4,20 @@ how each of its matrices is held."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_units import ExpertUnits
+from twostroke.backends.cuda.kernels.float8_tiles import in_float8
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import Code, can_pack
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.layer_matrices import head_of, inputs_of, layer_matrices
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
+from twostroke.backends.cuda.model_matrices import numbers_of_room
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch, card_of
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
@@ -39,6 +41,8 @@ class HeldProduct:
     """The first that has it so."""
     beside: HeldProduct | None = None
     """Of experts: the other product of that layer."""
+    in_float8: bool = False
+    """Whether rows may be rounded to float8."""
 
     def __str__(self) -> str:
         held = "" if self.code is None else f" in {self.code.name}"
@@ -48,18 +52,21 @@ class HeldProduct:
 def held_products(spec: ModelSpec, held: Held = AS_COMPUTED) -> list[HeldProduct]:
     """All that a model has, each as often as its matrices are held in different ways. Sums come last: then it is known
     who behind them norms its rows."""
-    found: dict[tuple[Product, Code | None], HeldProduct] = {}
+    found: dict[tuple[Product, Code | None, bool], HeldProduct] = {}
     beside = [*inputs_of(spec), *([head_of(spec)] if spec.has_output else [])]
     for index in range(spec.num_layers):
         matrices = layer_matrices(spec, index)
-        own = {one.name: HeldProduct(one.product, held.codes.get(one.name), index) for one in matrices}
-        experts = [each for each in own.values() if each.product.experts]
-        for each in own.values():
+        own = [
+            HeldProduct(one.product, held.codes.get(one.name), index, in_float8=one.name in held.in_float8)
+            for one in matrices
+        ]
+        experts = [each for each in own if each.product.experts]
+        for each in own:
             other = next((one for one in experts if one is not each), None) if each.product.experts else None
-            found.setdefault((each.product, each.code), HeldProduct(each.product, each.code, index, other))
+            found.setdefault((each.product, each.code, each.in_float8), replace(each, beside=other))
     for one in beside:
         code = held.codes.get(one.name)
-        found.setdefault((one.product, code), HeldProduct(one.product, code))
+        found.setdefault((one.product, code, False), HeldProduct(one.product, code))
     return sorted(found.values(), key=lambda each: each.product.adds_parts)
 
 
@@ -78,7 +85,7 @@ class Pool:
         """`most`: rows; `held`: how the model's matrices are held, of which `measured` are the products."""
         self.dtype, self.device, self._most_rows = dtype, device, most
         products = [each.product for each in measured]
-        self._forms = {each.product: self._forms_of(each.code) for each in reversed(measured)}
+        self._forms = {each.product: self._forms_of(each) for each in reversed(measured)}
         self.card, is_cuda = card_of(device, dtype), device.type == "cuda"
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else 0
         self._pass_values = PASS_OF_L2 * l2_bytes // 2
@@ -91,11 +98,13 @@ class Pool:
         heads = [product.outputs for product in products if product.role == "head"]
         self.logits = torch.zeros(max(heads, default=0) * min(most, MOST_LOGITS), device=self.device)
         self.scratch = ProductScratch(spec, most, dtype, self.device, held)
-        units = (one for one in measured if one.product.experts and one.code is not None and one.code.by_rows is None)
-        self._unpacked = max((prod(one.product.shape) for one in units), default=0)
+        experts = ((one.product, one.code) for one in measured if one.product.experts)
+        units = ((one, code) for one, code in experts if code is not None and code.by_rows is None)
+        self._unpacked = max((numbers_of_room(one, code) for one, code in units), default=0)
+        self._rounds_experts = any(one.in_float8 and one.product.experts for one in measured)
         self._spec = spec
         self._experts: dict[MoeSpec, tuple[torch.Tensor, MoeScratch]] = {}
-        self._made: dict[tuple[Product, Code | None], list[Matrix]] = {}
+        self._made: dict[tuple[Product, Code | None, bool], list[Matrix]] = {}
         self._drawn_width = 0
         # One: cuBLAS keeps a workspace for each stream that it has seen.
         self.stream = torch.cuda.Stream(device) if is_cuda else None
@@ -105,7 +114,8 @@ class Pool:
         if moe not in self._experts:
             hidden, most = self._spec.hidden_size, self._most_rows
             router = torch.randn(moe.num_experts, hidden, dtype=self.dtype, device=self.device) * hidden**-0.5
-            scratch = MoeScratch(moe, hidden, most, self.dtype, self.device, self._unpacked)
+            in_eights = self._rounds_experts
+            scratch = MoeScratch(moe, hidden, most, self.dtype, self.device, self._unpacked, in_float8=in_eights)
             self._experts = {moe: (router, scratch)}  # one at a time
         return self._experts[moe]
 
@@ -119,7 +129,7 @@ class Pool:
         return rows
 
     def matrices(self, held: HeldProduct) -> list[Matrix]:
-        key = held.product, held.code
+        key = held.product, held.code, held.in_float8
         if key not in self._made:
             if not held.product.experts:
                 self._made.clear()  # one product's at a time; of experts both, which are measured together
@@ -131,8 +141,10 @@ class Pool:
         return self._forms[product]
 
     @staticmethod
-    def _forms_of(code: Code | None) -> tuple[str, ...]:
-        return ("packed", "plain") if code is None else (code.name,)
+    def _forms_of(held: HeldProduct) -> tuple[str, ...]:
+        if held.code is None:
+            return ("packed", "plain")
+        return (in_float8(held.code), held.code.name) if held.in_float8 else (held.code.name,)
 
     def _drawn(self, product: Product) -> torch.Tensor:
         """As many matrices as there are numbers for, or as L2 does not hold."""
@@ -166,5 +178,5 @@ class Pool:
                 form.draw()
             else:
                 form.quantise(drawn[index % len(drawn)])
-            made.append(Matrix("drawn", product, {code.name: form}, bias))
+            made.append(Matrix("drawn", product, {code.name: form}, bias, held.in_float8))
         return made

@@ -1,6 +1,6 @@
-"""Rows times weights in float8, of one matrix or of rows sorted by expert: rows have a scale for 128 inputs, weights one
-for a group of inputs or for a whole row. The matrix instruction sums one group, in fewer bits than float32 has; those
-sums are scaled and added up in float32. Knows nothing of how weights are held (`float8_room.py`)."""
+"""Rows times weights in float8, of one matrix or of rows sorted by expert: rows have a scale for 128 inputs, weights
+one for a group of inputs or for a whole row. The matrix instruction sums one group, in fewer bits than float32 has;
+those sums are scaled and added up in float32. Knows nothing of how weights are held (`float8_room.py`)."""
 
 from __future__ import annotations
 
@@ -178,8 +178,8 @@ def float8_matmul(
     gated: Gate | Alone | None = None,
     has_up: bool | None = None,
 ) -> None:
-    """results: [num_rows, outputs], contiguous. `order`: of experts, whose weights are several matrices; `gathers`: rows
-    are tokens', not yet in that order. bias: [matrices, the weights' rows]. `has_up`: see `grouped_matmul`."""
+    """results: [num_rows, outputs], contiguous. `order`: of experts, whose weights are several matrices; `gathers`:
+    rows are tokens', not yet in that order. bias: [matrices, the weights' rows]. `has_up`: see `grouped_matmul`."""
     (matrices, matrix_rows, width), (num_rows, padded) = weights.data.shape, rows.data.shape
     assert results.is_contiguous()
     has_up = gated is not None if has_up is None else has_up
@@ -195,8 +195,8 @@ def float8_matmul(
     pairs, starts, top_k = (None, None, 1) if order is None else (order.sorted_pairs, order.starts, order.top_k)
     matrix_stride, group_stride, scale_stride = weights.scales.stride()
     dependent(_float8_kernel, (cdiv(num_outputs, tile.outputs) * tiles,), device)(
-        own, row_blocks, rows.scales, rows.scales.stride(0), theirs, weight_blocks, weights.scales, bias, results, pairs,
-        starts, num_rows, group_stride, scale_stride, matrix_stride, num_outputs, padded, width,
+        own, row_blocks, rows.scales, rows.scales.stride(0), theirs, weight_blocks, weights.scales, bias, results,
+        pairs, starts, num_rows, group_stride, scale_stride, matrix_stride, num_outputs, padded, width,
         0 if order is None else matrices, top_k, GROUP=weights.group, ROW_GROUP=ROW_GROUP, GATED=gated, HAS_UP=has_up,
         GATHERS=gathers, ROWS=tile.rows, OUTPUTS=tile.outputs, EXPERTS_PADDED=next_power_of_2(matrices),
         num_warps=tile.num_warps, num_stages=num_stages,

@@ -1,5 +1,5 @@
-"""Room for rows and weights as products in float8 take them, and weights of few bits brought to it. A matrix at a time is
-brought there, and lies there until the next one."""
+"""Room for rows and weights as products in float8 take them, and weights of few bits brought to it. A matrix at a time
+is brought there, and lies there until the next one."""
 
 from __future__ import annotations
 

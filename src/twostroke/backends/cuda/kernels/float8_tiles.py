@@ -1,6 +1,6 @@
-"""Products in float8 of weights in few bits: which codes have numbers that are whole in float8, and how the products are
-cut. A table says where they are taken, or whoever asked for them (`Card.prefers_float8`): rows are rounded for them, and
-no rule does that unasked. Knows no torch: whoever plans for a card asks here too."""
+"""Products in float8 of weights in few bits: which codes have numbers that are whole in float8, and how the products
+are cut. A table says where they are taken, or whoever asked for them (`Card.prefers_float8`): rows are rounded for
+them, and no rule does that unasked. Knows no torch: whoever plans for a card asks here too."""
 
 from __future__ import annotations
 
@@ -155,18 +155,19 @@ class Float8Experts:
     fuses = False
 
     def __init__(self, code: Code) -> None:
-        self.name, self.form, self._is_read_as_it_lies = (
-            f"{code.name}_float8_experts",
-            in_float8(code),
-            bool(code.by_rows),
-        )
+        self.name, self.form = f"{code.name}_float8_experts", in_float8(code)
+        self._is_read_as_it_lies = code.by_rows is not None
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> Float8Tile | str:
         if not product.experts:
             return NO_EXPERTS
-        if not self._is_read_as_it_lies and card.has_hopper_kernels and rows < LEAST_UNPACKED_ROWS * product.experts:
-            return "of few rows weights are read as they are held"  # and there may be no room to bring them to
+        if rows < LEAST_UNPACKED_ROWS * product.experts and (not settings or self._has_no_room(card)):
+            return "of few rows weights are read as they are held"
         return _tile(product, rows, card, settings, FEW_ROWS * product.experts)
+
+    def _has_no_room(self, card: Card) -> bool:
+        """To bring weights to, which short steps have none of."""
+        return not self._is_read_as_it_lies and card.has_hopper_kernels
 
     def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
         return _candidates(product, rows) if rows >= LEAST_UNPACKED_ROWS * product.experts else []

@@ -153,16 +153,17 @@ def levels_into(first: FourBitMatrix, numbers: torch.Tensor, scales: torch.Tenso
 def _launch(first: FourBitMatrix, out: torch.Tensor, scales: torch.Tensor | None, experts: int) -> None:
     code = first.code
     launcher(_dequantise, (first.units * first.rounds, experts))(
-        first.data, first.data.view(BF16), out, scales, first.rows, first.width, first.rounds, UNIT_BYTES=code.unit_bytes,
-        SCALES=code.scales, OFFSETS=code.has_offsets, GATED=first.is_gated, UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH,
-        SCALED_UP=SCALED_UP, OFFSETS_DOWN=OFFSETS_DOWN, num_warps=4,
+        first.data, first.data.view(BF16), out, scales, first.rows, first.width, first.rounds,
+        UNIT_BYTES=code.unit_bytes, SCALES=code.scales, OFFSETS=code.has_offsets, GATED=first.is_gated,
+        UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, SCALED_UP=SCALED_UP, OFFSETS_DOWN=OFFSETS_DOWN, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _dequantise(
-    numbers, lanes, out, scales, rows, width, rounds, UNIT_BYTES: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
-    GATED: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr, SCALED_UP: tl.constexpr, OFFSETS_DOWN: tl.constexpr,
+    numbers, lanes, out, scales, rows, width, rounds, UNIT_BYTES: tl.constexpr, SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr, GATED: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
+    SCALED_UP: tl.constexpr, OFFSETS_DOWN: tl.constexpr,
 ):  # fmt: skip
     """One round of one unit of an expert. With `scales`, float8 numbers and the scales apart."""
     program, expert = tl.program_id(0), tl.program_id(1).to(tl.int64)

@@ -258,10 +258,10 @@ def _launch(weight: GroupedMatrix, out: torch.Tensor, scales: torch.Tensor | Non
     words = (0, 0, 0, 0) if own.table is None else tuple(_signed_word(word) for word in TABLES[own.table].words)
     launcher(_dequantise_grouped, (weight.units * weight.rounds, experts))(
         weight.data, weight.data.view(torch.float16), weight.data.view(BF16), weight.data.view(torch.float32), out,
-        scales, weight.rows, weight.width, weight.rounds, UNIT_BYTES=code.unit_bytes, SCALES=code.scales, HIGH=own.high_bits,
-        SCALE_TYPE=SCALE_TYPES[own.scale], OFFSET=OFFSETS[own.offset], FLOAT8=own.is_float8, GATED=weight.is_gated,
-        MIDDLE=own.middle, TABLE=own.table is not None, FIRST=words[0], SECOND=words[1], THIRD=words[2], LAST=words[3],
-        UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, num_warps=4,
+        scales, weight.rows, weight.width, weight.rounds, UNIT_BYTES=code.unit_bytes, SCALES=code.scales,
+        HIGH=own.high_bits, SCALE_TYPE=SCALE_TYPES[own.scale], OFFSET=OFFSETS[own.offset], FLOAT8=own.is_float8,
+        GATED=weight.is_gated, MIDDLE=own.middle, TABLE=own.table is not None, FIRST=words[0], SECOND=words[1],
+        THIRD=words[2], LAST=words[3], UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, num_warps=4,
     )  # fmt: skip
 
 
@@ -290,9 +290,9 @@ def _values(data, halves, bfloats, floats, start, at, SCALE_TYPE: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def _dequantise_grouped(
     data, halves, bfloats, floats, out, levels_scales, rows, width, rounds, UNIT_BYTES: tl.constexpr,
-    SCALES: tl.constexpr, HIGH: tl.constexpr, SCALE_TYPE: tl.constexpr, OFFSET: tl.constexpr, FLOAT8: tl.constexpr, GATED: tl.constexpr,
-    MIDDLE: tl.constexpr, TABLE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    LAST: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
+    SCALES: tl.constexpr, HIGH: tl.constexpr, SCALE_TYPE: tl.constexpr, OFFSET: tl.constexpr, FLOAT8: tl.constexpr,
+    GATED: tl.constexpr, MIDDLE: tl.constexpr, TABLE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    THIRD: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """One round of one unit of an expert. With `levels_scales`, float8 numbers and the scales apart."""
     program, expert = tl.program_id(0), tl.program_id(1).to(tl.int64)
