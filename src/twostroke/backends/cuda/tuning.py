@@ -88,7 +88,7 @@ class Tuner:
 
         def rehearse() -> None:
             for case in cases:
-                for trial in self._trials(case):
+                for trial in self.trials(case):
                     case.run(case.choices(trial), case.matrices[0])
 
         with compiled_ahead(rehearse, wanted=self._pool.stream is not None):
@@ -120,7 +120,7 @@ class Tuner:
         fuses = all(choice.kernel.fuses for choice in chosen)
         return Case(self._spec, self._held, rows, self._pool, next_fuses=fuses and bool(readers))
 
-    def _trials(self, case: Case) -> list[Trial]:
+    def trials(self, case: Case) -> list[Trial]:
         """What the table has now, first."""
         forms = case.matrices[0].form_names
         kernels = [kernel for kernel in kernels_for(case.product) if kernel.form in forms]
@@ -143,7 +143,7 @@ class Tuner:
         they take."""
         matrix, forms = case.matrices[0], case.matrices[0].form_names
         expected, now, tried = case.expected(matrix), self._now(case.rows, forms), dict[Trial, float]()
-        for trial in self._trials(case):
+        for trial in self.trials(case):
             try:
                 fault = case.fault(trial, matrix, expected)
                 if fault is None:

@@ -80,8 +80,8 @@ class Case:
         error = float((self.out.float() - expected).norm() / expected.norm())
         return None if error < TOLERANCES.get(trial.kernel, TOLERANCE) else f"error {error:.4f}"
 
-    def expected(self, matrix: Matrix) -> torch.Tensor:
-        found = self.x.float() @ matrix.as_floats().t()
+    def expected(self, matrix: Matrix, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        found = self.x.to(dtype) @ matrix.as_floats().to(dtype).t()
         if matrix.bias is not None:
             found += matrix.bias
         if self.product.is_gated:
@@ -119,7 +119,7 @@ class ExpertsCase(Case):
         is_first = self.product.role in ("gated", "activated")
         return (matrix, self._other) if is_first else (self._other, matrix)
 
-    def expected(self, matrix: Matrix) -> torch.Tensor:
+    def expected(self, matrix: Matrix, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         gates, downs = (each.as_floats() for each in self._pair(matrix))
         x, moe = self.x.float(), self._moe
         routed = route(moe, (x @ self._router.float().t()).cpu().numpy())

@@ -121,7 +121,7 @@ class ExpertMatrix:
         share = DRAWN / {"whole": form.middle, "e2m1": 4, "e4m3": 128, "iq4_nl": 64}[form.levels]
         groups, most = (rows, form.groups(self.width)), 120 if form.levels == "e4m3" else 1 << form.bits
         tops = torch.full((rows, form.tops(self.width), form.kinds), share, device=device)
-        scales = torch.full(groups, share, device=device)
+        scales = share * (0.5 + torch.rand(groups, device=device))
         if form.scale == "two":
             tops[..., 1:] *= form.middle
             scales = torch.full(groups, 16, dtype=torch.uint8, device=device)

@@ -119,10 +119,11 @@ class SmallFloatUnits:
         device, is_float8 = self.data.device, self.code is FP8_UNITS
         numbers = torch.randint(0, 120 if is_float8 else 16, (self.rows, self.width), dtype=torch.uint8, device=device)
         if is_float8:
-            self.put(numbers, torch.full((self.rows,), DRAWN / 128, device=device))
+            numbers |= torch.randint(0, 2, numbers.shape, dtype=torch.uint8, device=device) << 7
+            self.put(numbers, DRAWN / 128 * (0.5 + torch.rand(self.rows, device=device)))
             return
         groups = -(-self.width // MX_GROUP)
-        self.put(numbers, torch.full((self.rows, groups), 127 - 8, dtype=torch.uint8, device=device))
+        self.put(numbers, torch.randint(118, 121, (self.rows, groups), dtype=torch.uint8, device=device))
 
     def put(self, numbers: torch.Tensor, scales: torch.Tensor, name: str = "a matrix") -> None:
         """numbers: uint8 [rows, width], bits of e4m3 or of e2m1; scales: float32 [rows], or uint8 [rows, groups], the

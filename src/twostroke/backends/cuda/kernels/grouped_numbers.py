@@ -129,8 +129,10 @@ class GroupedMatrix:
         own, device = self.grouping, self.data.device
         most = 120 if own.is_float8 else 16 << own.high_bits
         numbers = torch.randint(0, most, (self.rows, self.width), device=device)
+        if own.is_float8:
+            numbers += 128 * torch.randint(0, 2, numbers.shape, device=device)
         groups, share = (self.rows, -(-self.width // self.code.group)), 0.02 / (4 * own.middle)
-        scales, offsets, tops = torch.full(groups, share, device=device), None, None
+        scales, offsets, tops = share * (0.5 + torch.rand(groups, device=device)), None, None
         if own.scale == "two":
             scales = torch.full(groups, 16, dtype=torch.int8, device=device)
             tops = torch.full((self.rows, self.rounds, own.kinds), share / 16, dtype=torch.float16, device=device)
@@ -138,7 +140,7 @@ class GroupedMatrix:
         if own.offset != "none":
             is_scaled = own.offset == "added" and own.scale != "two"
             offsets = scales if own.scale == "two" else torch.full_like(scales, own.middle)
-            offsets = -offsets * share if is_scaled else offsets
+            offsets = -own.middle * scales if is_scaled else offsets
         self.put(numbers.to(torch.uint8), GroupValues(scales, offsets, tops))
 
     def _scale_bytes(self, values: GroupValues) -> torch.Tensor:
