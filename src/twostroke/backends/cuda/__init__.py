@@ -274,7 +274,7 @@ class CudaFactory:
                 dtype=dtype,
                 kv_dtype=kv_dtype,
                 max_context=settings.max_context,
-                choices=Choices.on(card_of(device, dtype)),
+                choices=Choices.on(card_of(device, dtype, prefers_float8=one.formats.arithmetic == "fp8")),
                 has_copies=own.copies is not None,
             )
         try:
