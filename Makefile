@@ -94,10 +94,11 @@ BENCH_OPTIONS = $(if $(ENGINES),--engines $(ENGINES)) $(if $(WORKLOADS),--worklo
 bench-cpu: $(VENV)/.core   ## install the CPU peers in venvs of their own and measure all engines in turns
 	BENCH_COMMAND="make bench-cpu $(filter-out BENCH_HOME=%,$(MAKEOVERRIDES))" $(BIN)/python -m bench.peers $(BENCH_OPTIONS)
 
-# Needs the [cuda] extra and a card; MODEL as under bench/shapes, VLLM a folder of packages that holds vLLM.
+# Needs a card and a PYTHON with the [cuda] extra; MODEL as under bench/shapes, VLLM a folder of packages that holds vLLM.
+# QUANTISE=fp8 and KV=fp8: both engines bring the same checkpoint to that.
 bench-gpu:   ## measure Twostroke beside vLLM on this machine's GPU: same weights, same workloads, in turns
 	$(PYTHON) -m bench.peers.gpu $(or $(MODEL),llama-3.1-8b) $(if $(VLLM),--vllm-path $(VLLM),--engines twostroke,twostroke-16bit) \
-	  $(if $(ENGINES),--engines $(ENGINES)) $(if $(WORKLOADS),--workloads $(WORKLOADS)) $(if $(TURNS),--turns $(TURNS))
+	  $(if $(ENGINES),--engines $(ENGINES)) $(if $(WORKLOADS),--workloads $(WORKLOADS)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUANTISE),--quantise $(QUANTISE)) $(if $(KV),--kv $(KV))
 
 readme: $(VENV)/.core   ## run the README's commands and put what they print into it; best on a quiet machine
 	$(BIN)/python -m bench.readme

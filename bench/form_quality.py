@@ -3,7 +3,7 @@ float32, on the reference (the form alone), on the CPU (with its 8-bit activatio
 product with random weights against float64.
 
     PYTHONPATH=src:. python -m bench.form_quality TEXT_FILE [--model smollm2] [--tokens 1200] [--backends reference,cpu]
-        [--forms q8_0,fp8,int4,q4_1,int8,gptq,awq,nvfp4,mxfp4,q4_k,q5_k,q6_k]
+        [--forms q8_0,fp8,fp8-tensor,fp8-blocks,int4,q4_1,int8,gptq,gptq-order,awq,nvfp4,mxfp4,q4_0,q4_k,q5_k,q6_k]
     on a card: --backends reference,cuda --forms bf16,fp8,int4,q8_0,q4_1,int8,gptq,awq,nvfp4,mxfp4,q4_k,q5_k,q6_k
 
 q8_0, fp8, int4 and q4_1 are what --quantise makes; the others are made as files have them (`made_forms.py`), by
@@ -68,7 +68,7 @@ def main() -> None:
         try:
             report(form, backend, scored(given[0], tokenizer, backend, given[1], text, options.tokens), first)
         except BackendError as error:
-            print(f"{form:5} {backend}: {error}", flush=True)
+            print(f"{form:10} {backend}: {error}", flush=True)
 
 
 def brought(floats: Checkpoint, name: str, form: str):  # type: ignore[no-untyped-def]
@@ -99,7 +99,7 @@ def products(forms: list[str]) -> None:
         meant = made("", form, weights).to_float32() if form in MADE else rounded(WeightKind[form.upper()], weights)
         error = inputs @ meant.astype(np.float64).T - exact
         share = np.sqrt((error**2).mean() / (exact**2).mean())
-        print(f"{form:5} product of {ROWS} x {INPUTS} x {OUTPUTS}: error {share:.3%}", flush=True)
+        print(f"{form:10} product of {ROWS} x {INPUTS} x {OUTPUTS}: error {share:.3%}", flush=True)
 
 
 if __name__ == "__main__":

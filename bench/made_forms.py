@@ -14,14 +14,15 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.quantisation import quantise
 from twostroke.models.weights.quantise_parts import group_of
 from twostroke.models.weights.small_floats import E4M3_MOST, E4M3_VALUES, FP4_MOST, to_e4m3
-from twostroke.models.weights.stored_forms import Parts, ScaledTensor, ScaleKind, pack_nibbles
+from twostroke.models.weights.stored_forms import Parts, ScaledTensor, ScaleKind, pack_nibbles, unpack_nibbles
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 _BETWEEN = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], dtype=np.float32)
 """Halfway between the magnitudes of E2M1."""
-_SHORT_ROWS = {"q4_k": WeightKind.Q5_0, "q5_k": WeightKind.Q5_1, "q6_k": WeightKind.Q8_0}
+FP8_BLOCK = 128
+_SHORT_ROWS = {"q4_0": WeightKind.Q4_0, "q4_k": WeightKind.Q5_0, "q5_k": WeightKind.Q5_1, "q6_k": WeightKind.Q8_0}
 """What llama.cpp takes for rows that are no whole blocks of 256."""
 
 
@@ -57,6 +58,33 @@ def _int8(values: Float32) -> Parts:
     scales = _or_one(np.abs(values).max(axis=1, keepdims=True) / np.float32(127))
     codes = (np.rint(values / scales) + 128).astype(np.uint8)
     return Parts(WeightKind.INT8, values.shape, codes, scales, ScaleKind.F32, 1, values.shape[1])
+
+
+def _fp8_tensor(values: Float32) -> Parts:
+    scales = _or_one(np.full((1, 1), np.abs(values).max() / np.float32(E4M3_MOST), dtype=np.float32))
+    return Parts(WeightKind.FP8, values.shape, to_e4m3(values / scales), scales, ScaleKind.F32, *values.shape)
+
+
+def _fp8_blocks(values: Float32) -> Parts:
+    """Of 128 x 128, the last of a row or column cut short."""
+    rows, inputs = (-(-size // FP8_BLOCK) for size in values.shape)
+    padded = np.zeros((rows * FP8_BLOCK, inputs * FP8_BLOCK), dtype=np.float32)
+    padded[: len(values), : values.shape[1]] = values
+    blocks = np.abs(padded).reshape(rows, FP8_BLOCK, inputs, FP8_BLOCK)
+    scales = _or_one((blocks.max(axis=(1, 3)) / np.float32(E4M3_MOST)).astype(np.float32))
+    wide = scales.repeat(FP8_BLOCK, axis=0).repeat(FP8_BLOCK, axis=1)[: len(values), : values.shape[1]]
+    codes = to_e4m3(values / wide)
+    return Parts(WeightKind.FP8, values.shape, codes, scales, ScaleKind.F32, FP8_BLOCK, FP8_BLOCK)
+
+
+def _gptq_order(values: Float32) -> Parts:
+    """With inputs in the order of their size: those of about one size share scales."""
+    order = np.argsort(-np.abs(values).mean(axis=0), kind="stable")
+    found = _gptq(np.ascontiguousarray(values[:, order]))
+    back = np.argsort(order)
+    codes = pack_nibbles(np.ascontiguousarray(unpack_nibbles(found.codes)[:, back]))
+    groups = (back // found.group_size).astype(np.int32)
+    return replace(found, codes=codes, group_of_input=groups)
 
 
 def _gptq(values: Float32) -> Parts:
@@ -118,7 +146,7 @@ def _or_one(scales: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:  # ty
 
 def _block_tensor(name: str, form: str, values: Float32) -> WeightTensor:
     kind = WeightKind[form.upper()] if values.shape[1] % 256 == 0 else _SHORT_ROWS[form]
-    if kind in (WeightKind.Q5_0, WeightKind.Q5_1):
+    if kind in (WeightKind.Q4_0, WeightKind.Q5_0, WeightKind.Q5_1):
         import gguf
 
         data = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.name])
@@ -176,7 +204,8 @@ def _q6_k(kind: WeightKind, values: Float32) -> Bytes:
 
 
 PARTS: dict[str, Callable[[Float32], Parts]] = {
-    "int8": _int8, "gptq": _gptq, "awq": _awq, "nvfp4": _nvfp4, "mxfp4": _mxfp4,
+    "fp8-tensor": _fp8_tensor, "fp8-blocks": _fp8_blocks,
+    "int8": _int8, "gptq": _gptq, "gptq-order": _gptq_order, "awq": _awq, "nvfp4": _nvfp4, "mxfp4": _mxfp4,
 }  # fmt: skip
 MADE = (*PARTS, *_SHORT_ROWS)
 """Their names."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from bench.form_points import report as form_report
 from twostroke.backends import load_factory
 from twostroke.core.formats import Formats
 from twostroke.cost.config_shape import shape_from_config
@@ -240,6 +241,8 @@ def main() -> None:
     for model, error in left_out.items():
         print(f"fitted without {model}: mean error on it {error:.1%}")
     print("\nin a sentence:", sentence(points, H200_RECORDS, left_out.values()))
+    print("\nweights in few bits, by factors that were chosen by these figures\n")
+    print(form_report())
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import random
 
 import torch
 
-from bench.cuda.attention_cases import Model, Pool, Result, graph_seconds, relative_error, say, try_each
+from bench.cuda.attention_cases import Result, say, try_each
 from bench.cuda.prefill_attention import prefill_result
+from twostroke.backends.cuda.attention_cases import Model, Pool, graph_seconds, relative_error
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import SplitPlan, cut_contexts, decode_config, split_plan
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring, WalkConfig

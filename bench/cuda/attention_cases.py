@@ -1,100 +1,17 @@
-"""What the measurements of attention on the card share: a paged pool, its float32 reference, times by graph replay over
-KV that no cache holds, and a table of choices in which a failure is one line."""
+"""What the measurements of attention on the card share beside `backends/cuda/attention_cases`: what is said while they
+run, and a table of choices in which a failure is one line."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
-import torch
-
-from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring
-
-COLD_BYTES = 256 << 20
-"""KV that a timing walks over before it comes back to the same pages: several times the second-level cache."""
 STARTED = time.perf_counter()
-
-
-@dataclass(frozen=True)
-class Model:
-    shape: AttentionShape
-    scoring: Scoring
-    num_sms: int
-
-    @property
-    def token_bytes(self) -> int:
-        return 2 * self.shape.kv_heads * self.shape.head_dim * 2
-
-
-class Pool:
-    """One layer's KV, and block tables over disjoint pages of it in random order."""
-
-    def __init__(self, model: Model, num_tokens: int) -> None:
-        self.model = model
-        self.num_blocks = num_tokens // model.shape.page
-        shape = (self.num_blocks + 1, model.shape.kv_heads, model.shape.page, model.shape.head_dim)
-        self.k = torch.randn(shape, dtype=model.shape.dtype, device="cuda")
-        self.v = torch.randn(shape, dtype=model.shape.dtype, device="cuda")
-
-    def tables(self, contexts: Sequence[int]) -> list[torch.Tensor]:
-        """As many tables as it takes to walk COLD_BYTES, or as fit."""
-        pages = [-(-context // self.model.shape.page) for context in contexts]
-        wanted = -(-COLD_BYTES // (sum(contexts) * self.model.token_bytes))
-        order = torch.randperm(self.num_blocks, dtype=torch.int32)
-        tables, given = [], 0
-        for _ in range(max(1, min(32, wanted, self.num_blocks // sum(pages)))):
-            table = torch.full((len(contexts) + 1, max(pages)), self.num_blocks, dtype=torch.int32)
-            for row, count in enumerate(pages):
-                table[row, :count] = order[given : given + count]
-                given += count
-            tables.append(table.cuda())
-        return tables
-
-    def reference(self, table: torch.Tensor, row: int, query: torch.Tensor, position: int) -> torch.Tensor:
-        """One token's attention in float32, [heads, head_dim]."""
-        shape, scoring = self.model.shape, self.model.scoring
-        blocks = table[row, : position // shape.page + 1].long()
-        oldest = 0 if scoring.window is None else max(0, position - scoring.window + 1)
-
-        def gather(cache: torch.Tensor) -> torch.Tensor:
-            return cache[blocks].transpose(1, 2).flatten(0, 1)[oldest : position + 1].float()
-
-        query = query.float().view(shape.kv_heads, shape.group, -1)
-        scores = torch.einsum("hgd,nhd->hgn", query, gather(self.k)) * scoring.scale
-        if scoring.softcap is not None:
-            scores = scoring.softcap * (scores / scoring.softcap).tanh()
-        return torch.einsum("hgn,nhd->hgd", scores.softmax(-1), gather(self.v)).flatten(0, 1)
-
-
-def graph_seconds(launches: Sequence[Callable[[], None]], repeats: int = 7) -> float:
-    """Median seconds a launch, all of them in one graph."""
-    for launch in launches[:2]:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    seconds = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1e3 / len(launches))
-    return median(seconds)
 
 
 def say(*words: object) -> None:
     print(f"[{time.perf_counter() - STARTED:6.1f}]", *words, flush=True)
-
-
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((got.float().view_as(expected) - expected).norm() / expected.norm())
 
 
 @dataclass

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bench.cuda.attention_cases import COLD_BYTES, Result, graph_seconds, relative_error, say, try_each
+from bench.cuda.attention_cases import Result, say, try_each
 from twostroke.backends.cuda.attention import INTERPRETED_SMS
+from twostroke.backends.cuda.attention_cases import COLD_BYTES, graph_seconds, relative_error
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch
 from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, split_plan
 from twostroke.backends.cuda.kernels.latent_decode import attend_latent_decode, latent_config, latent_shape

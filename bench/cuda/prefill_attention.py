@@ -11,8 +11,9 @@ from itertools import accumulate
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.cuda.attention_cases import Model, Pool, Result, graph_seconds, relative_error, say, try_each
+from bench.cuda.attention_cases import Result, say, try_each
 from twostroke.backends.cuda.attention import choose_prefill
+from twostroke.backends.cuda.attention_cases import Model, Pool, graph_seconds, relative_error
 from twostroke.backends.cuda.kernels import flash_prefill, prefill_attention
 from twostroke.backends.cuda.kernels.flash_prefill import FlashOptions
 from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring

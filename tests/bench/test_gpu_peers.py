@@ -15,7 +15,7 @@ import transformers
 
 from bench.peers.gpu.__main__ import ROOT, table
 from bench.peers.gpu.checkpoint import write_checkpoint
-from bench.peers.gpu.drive import MARK
+from bench.peers.gpu.drive import MARK, Held
 from bench.peers.gpu.workloads import SMALLER, WORKLOADS, run
 from tests.lab.conftest import SHAPE
 from tests.models.tiny_checkpoints import make_tiny
@@ -84,12 +84,27 @@ def test_every_smaller_version_is_of_a_workload() -> None:
     assert SMALLER.keys() <= WORKLOADS.keys()
 
 
-def test_the_driver_plays_a_tiny_model_and_goes_on_behind_a_failure(tmp_path: Path) -> None:
+def test_both_engines_are_told_alike_what_to_hold() -> None:
+    assert Held().ours == Held().vllms == {}
+    assert Held("fp8", "fp8").ours == {"quantise": "fp8", "kv_kind": "fp8"}
+    assert Held("fp8", "fp8").vllms == {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+
+
+@pytest.mark.parametrize("held", [(), ("--quantise=fp8",)])
+def test_the_driver_plays_a_tiny_model_and_goes_on_behind_a_failure(held: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "shape").mkdir()
     (tmp_path / "shape" / "config.json").write_text(json.dumps({**SHAPE, "max_position_embeddings": 1024}))
     write_checkpoint(tmp_path / "shape", tmp_path / "weights", CPU)
     # The prompts of `few` are longer than this model's context.
-    command = [sys.executable, "-m", "bench.peers.gpu.drive", "twostroke", str(tmp_path / "weights"), "few,single"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.peers.gpu.drive",
+        "twostroke",
+        str(tmp_path / "weights"),
+        "few,single",
+        *held,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line[len(MARK) :]) for line in done.stdout.splitlines() if line.startswith(MARK)]

@@ -14,6 +14,7 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 
 BITS_AND_ERROR = {
+    "fp8-tensor": (8, 0.03), "fp8-blocks": (8, 0.03), "gptq-order": (4.13, 0.13), "q4_0": (4.5, 0.1),
     "int8": (8.03, 0.01), "gptq": (4.13, 0.13), "awq": (4.16, 0.11), "nvfp4": (4.5, 0.1), "mxfp4": (4.25, 0.12),
     "q4_k": (4.5, 0.08), "q5_k": (5.5, 0.04), "q6_k": (6.5625, 0.02),
 }  # fmt: skip

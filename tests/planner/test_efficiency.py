@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.form_points import form_points
 from bench.plan_error import LEAST, MODELS, Point, bench_points, left_out_errors, read_points, sentence, shape_of
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import find_device
@@ -233,8 +234,24 @@ def test_what_a_prompt_takes_beside_its_steps_is_part_of_its_ttft_where_it_is_al
     assert CPU_RECORDS.newcomer_seconds(300) == 0.0  # nobody measured it there
 
 
+def test_weights_in_few_bits_cost_what_was_measured_of_them() -> None:
+    found = form_points()
+    assert {case for case, *_ in found} == {"8b-fp8", "8b-int4", "8b-q4_k_m", "30b-fp8", "gpt-oss-20b"}
+    for case, figure, measured, predicted in found:
+        assert predicted == pytest.approx(measured, rel=0.05), (case, figure)
+
+
+def test_forms_that_nobody_measured_are_taken_by_those_alike_and_said_so() -> None:
+    assert "q5_k was not measured: it is taken to be like q4_k" in expected("H200", weights="q5_k").error
+    assert "int4 of experts was not measured" in expected("H200", weights="int4", has_experts=True).error
+    assert "int4 was measured with one model" in expected("H200", weights="int4").error
+    assert expected("H200", weights="f16") == H200_RECORDS
+    slow, fast = (expected("H200", weights=form).coefficients(LLAMA_8B) for form in ("q4_k", "bf16"))
+    assert slow.weights_alone > fast.weights_alone and slow.prefill_s > fast.prefill_s == 0.0
+
+
 def test_distance_from_the_records_is_said() -> None:
-    assert expected("H200", num_parameters=30_500_000_000) is H200_RECORDS
+    assert expected("H200", num_parameters=30_500_000_000) == H200_RECORDS
     assert "71B parameters are larger than any measured" in expected("H200", num_parameters=70_600_000_000).error
     far = expected("MI300X", cuts=["tensor"], arithmetic="fp8")
     assert far.error.startswith("unknown: no MI300X was measured")

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.quantised.folders import FORMATS, quantise_folder
-from tests.models.tiny_gguf import Stored, later_latent_keys, write_gguf
+from tests.models.tiny_gguf import Stored, write_gguf
+from tests.models.tiny_gguf_keys import later_latent_keys
 from tests.speculation.test_mtp import Made
 
 IN_BLOCK = {"mtp_block.": "", "post_norm.": "shared_head.norm."}

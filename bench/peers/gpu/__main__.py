@@ -10,10 +10,11 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.peers.gpu.drive import ENGINES, MARK
+from bench.peers.gpu.drive import ENGINES, KVS, MARK, WEIGHTS, Held
 from bench.peers.gpu.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,6 +36,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="where the checkpoint is kept (default: bench/.models/MODEL)")
     parser.add_argument("--vllm-path", type=Path, help="a folder of packages that holds vLLM")
     parser.add_argument("--before", type=Path, help="the src folder of another version, which the engine `before` runs")
+    parser.add_argument("--quantise", choices=WEIGHTS, help="what every engine brings the weights to on loading")
+    parser.add_argument("--kv", choices=KVS, help="what every engine keeps KV in")
     parser.add_argument("--json", type=Path, help="write every figure of every turn to this file")
     options = parser.parse_args()
     for given, known in ((options.engines, ENGINES), (options.workloads, WORKLOADS)):
@@ -48,12 +51,14 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def run_engine(engine: str, folder: Path, workloads: str, own_path: Path | None) -> Figures:
+def run_engine(engine: str, folder: Path, workloads: str, own_path: Path | None, held: Held) -> Figures:
     """`own_path`: where its packages lie, if they are not the ones around."""
     paths = [str(own_path)] if own_path else []
     paths += [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "bench.peers.gpu.drive", engine, str(folder), workloads]
+    command += [f"--quantise={held.weights}"] if held.weights else []
+    command += [f"--kv={held.kv}"] if held.kv else []
     figures: Figures = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
         assert process.stdout is not None
@@ -112,13 +117,14 @@ def main() -> int:
     subprocess.run(writer, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
     engines = options.engines.split(",")
     found: dict[str, list[Figures]] = {engine: [] for engine in engines}
+    held = Held(options.quantise, options.kv)
     own_paths = {"vllm": options.vllm_path, "before": options.before}
     for _ in range(options.turns):
         for engine in engines:
-            found[engine].append(run_engine(engine, folder, options.workloads, own_paths.get(engine)))
+            found[engine].append(run_engine(engine, folder, options.workloads, own_paths.get(engine), held))
     print("\n".join(table(found)))
     if options.json:
-        record: dict[str, Any] = {"model": shape.name, "turns": options.turns, "engines": found}
+        record: dict[str, Any] = {"model": shape.name, "turns": options.turns, "held": asdict(held), "engines": found}
         options.json.write_text(json.dumps(record, indent=1))
     return 0 if all(all(turns) for turns in found.values()) else 1
 

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from zlib import crc32
 
+import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from twostroke.models.families.declaration import Adjustment, TensorNames
 from twostroke.models.loading import read_folder_spec
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.spec import ModelSpec, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
+from twostroke.models.weights.write_safetensors import write_safetensors
 
 SHARD_BYTES = 4 * 2**30
 INDEX = "model.safetensors.index.json"
@@ -73,17 +74,17 @@ def write_checkpoint(shape: Path, folder: Path, device: torch.device) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(shape / "config.json", folder / "config.json")
     places: dict[str, str] = {}
-    shard: dict[str, torch.Tensor] = {}
+    shard: dict[str, np.ndarray] = {}
     total_bytes = 0
 
     def close_shard() -> None:
         name = f"model-{len(set(places.values())) + 1:05d}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
+        write_safetensors(folder / name, shard, {"format": "pt"})
         places.update(dict.fromkeys(shard, name))
         shard.clear()
 
     for name, tensor in drawn_tensors(shape, device):
-        shard[name] = tensor.cpu()
+        shard[name] = tensor.cpu().view(torch.int16).numpy().view(np.uint16)  # the bits of bfloat16
         total_bytes += tensor.nbytes
         if sum(part.nbytes for part in shard.values()) >= SHARD_BYTES:
             close_shard()

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,28 @@ MAX_TOKENS_PER_STEP = 8192
 MAX_RUNNING = 512
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What engines bring the checkpoint's weights to as they load them, and keep KV in; None: as they come."""
+
+    weights: str | None = None
+    kv: str | None = None
+
+    @property
+    def ours(self) -> dict[str, str]:
+        wanted = {"quantise": self.weights, "kv_kind": self.kv}
+        return {name: value for name, value in wanted.items() if value is not None}
+
+    @property
+    def vllms(self) -> dict[str, str]:
+        wanted = {"quantization": self.weights, "kv_cache_dtype": self.kv}
+        return {name: value for name, value in wanted.items() if value is not None}
+
+
+WEIGHTS, KVS = ("fp8",), ("fp8",)
+"""What both engines make of a checkpoint in 16 bits."""
+
+
 class AbandonableEngine(DrivenEngine, Protocol):
     def abandon(self) -> None:
         """Forget what is still being written, after a workload failed."""
@@ -31,7 +54,7 @@ class AbandonableEngine(DrivenEngine, Protocol):
 class VLLM:
     """vLLM's own engine, as its server has it: asynchronous scheduling, prefix caching, a process of its own."""
 
-    def __init__(self, folder: Path, max_context: int) -> None:
+    def __init__(self, folder: Path, max_context: int, held: Held) -> None:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -50,6 +73,7 @@ class VLLM:
             async_scheduling=True,
             max_num_seqs=MAX_RUNNING,
             max_num_batched_tokens=MAX_TOKENS_PER_STEP,
+            **held.vllms,
         )
         self._engine = LLMEngine.from_engine_args(arguments)
         self._sampling = lambda out_len: SamplingParams(
@@ -85,7 +109,7 @@ class VLLM:
         self._live.clear()
 
 
-def open_twostroke(folder: Path, max_context: int, closing: ExitStack, **changes: Any) -> AbandonableEngine:
+def open_twostroke(folder: Path, max_context: int, held: Held, closing: ExitStack, **changes: Any) -> AbandonableEngine:
     from twostroke.config import EngineConfig
     from twostroke.engine.build import build
     from twostroke.lab.adapter import EngineAdapter
@@ -94,6 +118,7 @@ def open_twostroke(folder: Path, max_context: int, closing: ExitStack, **changes
         "max_context": max_context,
         "max_tokens_per_step": MAX_TOKENS_PER_STEP,
         "max_running": MAX_RUNNING,
+        **held.ours,
         **changes,
     }
     assembly = build(str(folder), EngineConfig(**settings), text=False)
@@ -101,11 +126,11 @@ def open_twostroke(folder: Path, max_context: int, closing: ExitStack, **changes
     return EngineAdapter(assembly.engine, temperature=TEMPERATURE)
 
 
-ENGINES: dict[str, Callable[[Path, int, ExitStack], AbandonableEngine]] = {
+ENGINES: dict[str, Callable[[Path, int, Held, ExitStack], AbandonableEngine]] = {
     "twostroke": open_twostroke,
     "twostroke-16bit": partial(open_twostroke, decode_weights="plain"),
     "before": open_twostroke,
-    "vllm": lambda folder, max_context, closing: VLLM(folder, max_context),
+    "vllm": lambda folder, max_context, held, closing: VLLM(folder, max_context, held),
 }
 """`twostroke` as it comes: on a Hopper card decode reads copies of the weights in 12 bits. `twostroke-16bit` reads the
 weights as they are, as vLLM does. `before` is another version of it, found earlier on the path."""
@@ -125,11 +150,13 @@ def main() -> None:
     parser.add_argument("engine", choices=sorted(ENGINES))
     parser.add_argument("folder", type=Path, help="a checkpoint in safetensors")
     parser.add_argument("workloads", help=f"names, separated by commas, of {', '.join(WORKLOADS)}")
+    parser.add_argument("--quantise", choices=WEIGHTS, help="what weights are brought to as they are loaded")
+    parser.add_argument("--kv", choices=KVS, help="what KV is kept in")
     options = parser.parse_args()
     config = json.loads((options.folder / "config.json").read_text())
     vocab_size, max_context = config["vocab_size"], min(MAX_CONTEXT, config["max_position_embeddings"])
     with ExitStack() as closing:
-        engine = ENGINES[options.engine](options.folder, max_context, closing)
+        engine = ENGINES[options.engine](options.folder, max_context, Held(options.quantise, options.kv), closing)
         print(MARK + json.dumps({"start": {"ready_s": round(time.time() - STARTED_S, 1)}}), flush=True)
         for name in options.workloads.split(","):
             print(MARK + json.dumps({name: play(name, engine, vocab_size)}), flush=True)

@@ -18,6 +18,8 @@ from twostroke.core.errors import BadRequestError
 
 UNKNOWN_PATH = (404, 405)
 NO_KEY = (401, 403)
+NOT_REMEMBERED = "request_not_found"
+"""A server's own word: no router says it."""
 
 
 def ask(url: str, path: str, api_key: str | None) -> list[Told]:
@@ -27,7 +29,7 @@ def ask(url: str, path: str, api_key: str | None) -> list[Told]:
     try:
         content = server_client.get_json(base, path, api_key)
     except server_client.AnsweredError as error:
-        if error.status not in UNKNOWN_PATH:
+        if error.status not in UNKNOWN_PATH or error.code == NOT_REMEMBERED:
             raise
         workers = _workers_behind(base, error)
         return ask_each(workers, path, server_client.key_of(api_key))

@@ -23,11 +23,11 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class AnsweredError(BadRequestError):
-    """The server answered, and with an error."""
+    """The server answered, and with an error. `code`: its own name of it; None: it has none, as routers have not."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, code: str | None = None) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
 
 
 def key_of(api_key: str | None) -> str | None:
@@ -50,7 +50,7 @@ def get_json(url: str, path: str, api_key: str | None) -> dict[str, Any]:
         with urlopen(Request(base + path, headers=headers), timeout=TIMEOUT_S) as response:
             answer = json.loads(response.read(MAX_BYTES))
     except HTTPError as error:
-        raise AnsweredError(_reason(error), error.code) from None
+        raise _answered(error) from None
     except (URLError, OSError) as error:
         raise BackendError(f"no server answers at {base}: {getattr(error, 'reason', error)}") from None
     except ValueError:
@@ -60,9 +60,10 @@ def get_json(url: str, path: str, api_key: str | None) -> dict[str, Any]:
     return answer
 
 
-def _reason(error: HTTPError) -> str:
-    """The server's own sentence, where it sent one."""
+def _answered(error: HTTPError) -> AnsweredError:
+    """With the server's own sentence and code, where it sent one."""
     try:
-        return str(json.loads(error.read(MAX_BYTES))["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answers {error.code} {error.reason}"
+        told = json.loads(error.read(MAX_BYTES))["error"]
+        return AnsweredError(str(told["message"]), error.code, told.get("code"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return AnsweredError(f"the server answers {error.code} {error.reason}", error.code)

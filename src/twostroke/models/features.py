@@ -57,6 +57,29 @@ COMPUTED: dict[str, frozenset[Feature]] = {
 }
 """By backend. What sizes it takes is its own to say."""
 
+KEPT_ON_CARDS = frozenset(
+    [
+        "fp8",
+        "int8",
+        "int4",
+        "mxfp4",
+        "nvfp4",
+        "q8_0",
+        "q4_0",
+        "q4_1",
+        "q5_0",
+        "q5_1",
+        "q2_k",
+        "q3_k",
+        "q4_k",
+        "q5_k",
+        "q6_k",
+        "iq4_nl",
+        "iq4_xs",
+    ]
+)
+"""Kinds of weights that the cuda backend keeps as files have them. It brings others to 16 bits."""
+
 
 def uncomputed(spec: ModelSpec, backend: str) -> str | None:
     """What a model has that a backend does not compute, in a sentence: each of them asks, and declines. None:

@@ -80,6 +80,12 @@ class Deployment:
         return self.devices_per_copy * self.replicas
 
     @property
+    def kept(self) -> str:
+        """What most of the weights are in: of files that are there as they have it."""
+        stored = self.formats.stored if self.own_shape is not None else None
+        return self.formats.weights if stored is None else stored.lower().removesuffix("_parts")
+
+    @property
     def arithmetic(self) -> str:
         wanted = self.formats.arithmetic
         return wanted if wanted in self.device.peak_flops else "bf16"

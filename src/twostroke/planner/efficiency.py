@@ -12,6 +12,7 @@ from twostroke.cost.floor import StepWork, step_floor_s
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import Coefficients, StepTerms
+from twostroke.planner.form_factors import PLAIN, FormFactors, form_factors
 
 
 class Efficiency(Protocol):
@@ -71,41 +72,44 @@ class Recorded:
     attention: float
     kv: float
     sampled: float
+    form: FormFactors = PLAIN
+    """Of the weights, where they are in few bits."""
 
     def coefficients(self, shape: ModelShape) -> Coefficients:
-        return _coefficients(self, *_layers_and_experts(shape))
+        return _coefficients(self, *_sizes(shape))
 
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
-        return StepTerms(shape, ceilings).seconds(work, _factors(self, *_layers_and_experts(shape)))
+        return StepTerms(shape, ceilings).seconds(work, _factors(self, *_sizes(shape)))
 
     def newcomer_seconds(self, prompt_tokens: int) -> float:
         return self.newcomer_s
 
 
-def _layers_and_experts(shape: ModelShape) -> tuple[int, float | None]:
-    """How many layers a model has and, where it has experts, their share of the layers' multiply-adds."""
+def _sizes(shape: ModelShape) -> tuple[int, float | None, int]:
+    """How many layers a model has, of experts their share of the layers' multiply-adds, and all parameters."""
     num_layers = sum(group.num_readers for group in shape.kv_groups)
     in_experts = None if shape.experts is None else shape.experts.active_parameters / shape.layer_matmul_parameters
-    return num_layers, in_experts
+    return num_layers, in_experts, shape.num_parameters
 
 
 @lru_cache(maxsize=64)
-def _factors(recorded: Recorded, num_layers: int, in_experts: float | None) -> tuple[float, ...]:
+def _factors(recorded: Recorded, num_layers: int, in_experts: float | None, num_parameters: int) -> tuple[float, ...]:
     """A search or a simulation asks for many thousands of steps."""
-    return _coefficients(recorded, num_layers, in_experts).factors
+    return _coefficients(recorded, num_layers, in_experts, num_parameters).factors
 
 
-def _coefficients(recorded: Recorded, num_layers: int, in_experts: float | None) -> Coefficients:
-    expert_layer_s = 0.0 if in_experts is None else recorded.expert_layer_s
+def _coefficients(recorded: Recorded, num_layers: int, in_experts: float | None, num_parameters: int) -> Coefficients:
+    form = recorded.form
+    expert_layer_s = 0.0 if in_experts is None else recorded.expert_layer_s + form.expert_layer_s
     share = in_experts or 0.0
     return Coefficients(
         step_s=num_layers * (recorded.layer_s + expert_layer_s),
-        prefill_s=0.0,
-        weights_alone=recorded.weights_alone,
-        weights=recorded.weights,
+        prefill_s=form.unpacking_s * num_parameters / 1e9,
+        weights_alone=recorded.weights_alone * form.weights,
+        weights=recorded.weights * form.weights,
         # So that a step bound by arithmetic costs its arithmetic alone, and no more for being cut in two.
         matmul_in_shadow=max(0.0, recorded.matmul - recorded.weights),
-        matmul=(1.0 - share) * recorded.matmul + share * recorded.expert_matmul,
+        matmul=(1.0 - share) * recorded.matmul + share * recorded.expert_matmul * form.expert_matmul,
         attention=recorded.attention,
         kv=recorded.kv,
         sampled=recorded.sampled,
@@ -181,17 +185,27 @@ LARGEST_MEASURED = 31 * 10**9
 
 
 def expected(
-    device_name: str, *, cuts: Sequence[str] = (), arithmetic: str = "bf16", num_parameters: int = 0
+    device_name: str,
+    *,
+    cuts: Sequence[str] = (),
+    weights: str = "bf16",
+    has_experts: bool = False,
+    arithmetic: str = "bf16",
+    num_parameters: int = 0,
 ) -> Recorded:
     """The records' shares, and a word on how far they are from what is planned. `cuts`: kinds of parallelism."""
     apart = []
+    form, doubt = form_factors(weights, has_experts=has_experts)
+    records = replace(H200_RECORDS, form=form)
     if num_parameters > LARGEST_MEASURED:
         apart.append(f"{num_parameters / 1e9:,.0f}B parameters are larger than any measured (0.6B to 30B)")
     if device_name != "H200":
         apart.append(f"no {device_name} was measured: its data sheet is taken by the shares that an H200 reached")
-    if arithmetic != "bf16":
+    if doubt is not None:
+        apart.append(doubt)
+    elif arithmetic != "bf16":
         apart.append(f"{arithmetic} arithmetic was not measured")
     apart.extend(f"{cut} parallelism was not measured" for cut in cuts)
     if not apart:
-        return H200_RECORDS
-    return replace(H200_RECORDS, error=f"unknown: {'; '.join(apart)} (on the H200: {H200_RECORDS.error})")
+        return records
+    return replace(records, error=f"unknown: {'; '.join(apart)} (on the H200, in 16 and 12 bits: {H200_RECORDS.error})")

@@ -129,6 +129,8 @@ def expected_of(deployment: Deployment) -> Efficiency:
     return expected(
         deployment.device.name,
         cuts=[name for name in ("tensor", "pipeline", "expert") if getattr(deployment, f"{name}_parallel") > 1],
+        weights=deployment.kept,
+        has_experts=deployment.shape.experts is not None,
         arithmetic=deployment.arithmetic,
         num_parameters=deployment.shape.num_parameters,
     )

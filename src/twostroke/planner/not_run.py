@@ -4,14 +4,11 @@ format, and a reader should know which of them is arithmetic alone."""
 from __future__ import annotations
 
 from twostroke.core.formats import GPU_FLOATS
-from twostroke.models.features import uncomputed
+from twostroke.models.features import KEPT_ON_CARDS, uncomputed
 from twostroke.planner.deployment import Deployment
 
 GPU_WEIGHTS = (*GPU_FLOATS, "f32")
 """What may be planned as held: weights in 32 bits are brought to 16 as they are loaded."""
-
-GPU_FEW_BITS = ("fp8", "int4", "q8_0", "q4_1")
-"""What layers' weights are brought to on a GPU where they are asked to be."""
 
 GPU_KV_OF_ONE_BYTE = ("fp8", "int8")
 
@@ -26,10 +23,9 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
         return tuple(reasons)  # where it does not run at all, formats are no matter
     if (lacking := uncomputed(deployment.dimensions.spec, "cuda")) is not None:
         reasons.append(f"on a GPU this engine does not run this model: its cuda backend says that {lacking}")
-    kept, kv = deployment.formats.weights, deployment.formats.kv
-    is_planned_alone = deployment.own_shape is None and kept not in (*GPU_WEIGHTS, *GPU_FEW_BITS)
-    if is_planned_alone:
-        reasons.append(f"on a GPU this engine brings weights to {', '.join(GPU_FEW_BITS)}: {kept} is planned, not run")
+    kept, kv = deployment.kept, deployment.formats.kv
+    if kept not in GPU_WEIGHTS and kept not in KEPT_ON_CARDS:
+        reasons.append(f"on a GPU this engine brings {kept} to 16 bits: {kept} is planned, not run")
     if kv not in (*GPU_FLOATS, *GPU_KV_OF_ONE_BYTE):
         reasons.append(f"on a GPU this engine keeps KV in 16 or 8 bits: {kv} is planned, not run")
     if deployment.devices_per_copy > 1:

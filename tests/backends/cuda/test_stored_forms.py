@@ -20,9 +20,10 @@ from twostroke.backends.cuda.kernels.packed_products import product_kernel
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.matrix import LowBitMatrix, empty_low_bit
-from twostroke.backends.cuda.stored_codes import BLOCKS, code_for, order_of
+from twostroke.backends.cuda.stored_codes import BLOCKS, QUANTISED_TO, ROW_KINDS, code_for, order_of
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.core.errors import ModelError
+from twostroke.models.features import KEPT_ON_CARDS
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import WeightKind, WeightTensor, from_float32
 
@@ -268,3 +269,9 @@ def test_symmetric_groups_with_bfloat16_scales_have_the_form_of_quantising(tmp_p
     checkpoint = load_checkpoint(make_quantised("ct_int4", tmp_path)[0])
     code = code_for([checkpoint.tensors["layers.0.down"]])
     assert code in FOUR_BITS
+
+
+def test_what_a_plan_says_of_cards_is_what_they_keep() -> None:
+    kinds = {kind.name.lower().removesuffix("_parts") for kind in (*BLOCKS, *ROW_KINDS)}
+    assert kinds | {"fp8", "int8", "int4"} == KEPT_ON_CARDS
+    assert set(QUANTISED_TO) <= KEPT_ON_CARDS

@@ -16,9 +16,9 @@ from tests.models.tiny_checkpoints import (
     ORIGINAL_CONTEXT,
     SHARP_ROPE,
     VOCAB_SIZE,
+    exact_logits,
     make_classic,
     make_tiny,
-    transformers_logits,
     variants,
 )
 from tests.models.tiny_gguf import write_gguf
@@ -145,7 +145,7 @@ def assert_close(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32])
 @pytest.mark.parametrize("variant", variants())
 def test_every_family_in_every_way(variant: str, tmp_path: Path) -> None:
     folder, model = make_tiny(variant, tmp_path)
-    expected = transformers_logits(model, tokens())
+    expected = exact_logits(model, tokens())
     checkpoint = load_checkpoint(folder)
     for pieces in PIECES.values():
         assert_close(reference_logits(checkpoint, tokens(), pieces), expected)
@@ -162,7 +162,7 @@ def test_configs_of_the_older_manner(variant: str, tmp_path: Path) -> None:
     make_classic(folder)
     checkpoint = load_checkpoint(folder)
     assert checkpoint.spec == new
-    assert_close(reference_logits(checkpoint, tokens(), [NUM_TOKENS]), transformers_logits(model, tokens()))
+    assert_close(reference_logits(checkpoint, tokens(), [NUM_TOKENS]), exact_logits(model, tokens()))
 
 
 @pytest.mark.parametrize("variant", GGUF_VARIANTS)
@@ -171,7 +171,7 @@ def test_the_same_model_as_gguf(variant: str, tmp_path: Path) -> None:
     # Most files do not hold the pattern.
     overrides = {"attention.sliding_window_pattern": 3} if variant == "gemma3" else {}
     checkpoint = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf", **overrides))
-    expected = transformers_logits(model, tokens())
+    expected = exact_logits(model, tokens())
     assert_close(reference_logits(checkpoint, tokens(), [30, 10]), expected)
     assert checkpoint.spec.tensor_shapes() == load_checkpoint(folder).spec.tensor_shapes()
 
@@ -182,7 +182,7 @@ def test_nemotron_of_mlps_as_gguf(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf"))
     assert checkpoint.gguf_metadata is not None
     assert checkpoint.gguf_metadata["general.architecture"] == "nemotron_h" and checkpoint.spec.moe is None
-    assert_close(reference_logits(checkpoint, tokens(), [30, 10]), transformers_logits(model, tokens()))
+    assert_close(reference_logits(checkpoint, tokens(), [30, 10]), exact_logits(model, tokens()))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_gguf_files_with_a_stack_of_heads_for_keys_and_one_for_values(variant: s
     _, model = make_tiny(variant, tmp_path / "folder", **GGUF_CHANGES.get(variant, {}))
     path = write_gguf(model, tmp_path / "tiny.gguf", **later_latent_keys(model.config))
     checkpoint = load_checkpoint(path)
-    assert_close(reference_logits(checkpoint, tokens(), [30, 10]), transformers_logits(model, tokens()))
+    assert_close(reference_logits(checkpoint, tokens(), [30, 10]), exact_logits(model, tokens()))
 
 
 def test_gguf_files_of_mistrals_own_weights(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_gguf_files_of_mistrals_own_weights(tmp_path: Path) -> None:
     _, model = make_tiny("mistral4", tmp_path / "folder", rope_parameters=_MISTRAL_ROPE, n_group=1, topk_group=1)
     keys = {**later_latent_keys(model.config), "attention.temperature_scale": 0.3, "attention.temperature_length": 16}
     path = write_gguf(model, tmp_path / "tiny.gguf", None, gguf.MODEL_ARCH.DEEPSEEK2, **keys)
-    expected = transformers_logits(model, tokens())
+    expected = exact_logits(model, tokens())
     assert_close(reference_logits(load_checkpoint(path), tokens(), [30, 10]), expected)
     del keys["attention.temperature_scale"]
     silent = load_checkpoint(write_gguf(model, tmp_path / "silent.gguf", None, gguf.MODEL_ARCH.DEEPSEEK2, **keys))
@@ -226,7 +226,7 @@ def test_gguf_files_of_mistral_small_3(tmp_path: Path) -> None:
     """They say "mistral3" as Ministral's do, and nothing of YaRN."""
     _, model = make_tiny("mistral", tmp_path / "folder", sliding_window=None)
     path = write_gguf(model, tmp_path / "tiny.gguf", None, gguf.MODEL_ARCH.MISTRAL3)
-    assert_close(reference_logits(load_checkpoint(path), tokens(), [30, 10]), transformers_logits(model, tokens()))
+    assert_close(reference_logits(load_checkpoint(path), tokens(), [30, 10]), exact_logits(model, tokens()))
 
 
 @pytest.mark.parametrize("variant", ["glm4_moe", "glm4_moe_lite", "deepseek_v3"])
@@ -248,6 +248,6 @@ def test_longrope_beyond_the_original_context(variant: str, as_gguf: bool, tmp_p
     long = tokens(ORIGINAL_CONTEXT + 20)
     checkpoint = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf") if as_gguf else folder)
     ours = reference_logits(checkpoint, long, [50, 30], max_context=MAX_CONTEXT)
-    assert_close(ours, transformers_logits(model, long))
+    assert_close(ours, exact_logits(model, long))
     within = [reference_logits(checkpoint, tokens(), [NUM_TOKENS], limit) for limit in (ORIGINAL_CONTEXT, MAX_CONTEXT)]
     assert np.abs(within[0] - within[1]).max() > 0.01

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from twostroke.backends.interface import TuningProgress, TuningReport
 
 NO_FLOAT8 = "this device multiplies no float8: that takes compute capability 8.9 or newer"
+ATTENTION_SHARE = 0.25
+"""Of the time to tune: attention has few kernels, and products many."""
 KV_SHARE_OF_DEVICE = 0.95
 """Of what weights and buffers leave: a GPU is mostly one program's own."""
 GRAPH_BYTES = 1 << 30
@@ -240,13 +243,21 @@ class CudaFactory:
     def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
         import torch
 
+        from twostroke.backends.cuda.attention_table import keep
+        from twostroke.backends.cuda.attention_tuning import tune_attention
         from twostroke.backends.cuda.backend import DTYPES
         from twostroke.backends.cuda.products import card_of
         from twostroke.backends.cuda.tuning import tune
 
-        spec, dtype = checkpoint.spec, DTYPES[formats.arithmetic]
+        spec, started_s, dtype = checkpoint.spec, time.perf_counter(), DTYPES[formats.arithmetic]
+        progress(0, 1, "attention")
+        found = tune_attention(spec, dtype, started_s + ATTENTION_SHARE * seconds)
         held = held_on(held_of(checkpoint, formats), spec, card_of(torch.device("cuda"), dtype))
-        return tune(spec, dtype, seconds, progress, held)
+        left_s = seconds - (time.perf_counter() - started_s)
+        report = tune(spec, dtype, left_s, progress, held)
+        keep(report.device, found.rows)
+        changes, faults = [*found.changes, *report.changes], [*found.faults, *report.faults]
+        return replace(report, changes=changes, faults=faults, seconds=time.perf_counter() - started_s)
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
         import torch

@@ -68,7 +68,7 @@ class Attention:
         shape, number = self.shape, len(positions) // width
         if number == 1:
             return
-        plan = split_plan(number, shape.kv_heads, self.num_sms)
+        plan = split_plan(number, shape.kv_heads, self.num_sms, target_of(self.device).name)
         config = decode_config(shape.head_dim, number, self.device)
         for window in windows:
             if window not in self._decode_items:

@@ -30,6 +30,7 @@ from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kernels.sampling import survey
 from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
+from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import pack
 from twostroke.backends.cuda.mixers import rotation
 from twostroke.backends.cuda.passes import Pass
@@ -171,7 +172,8 @@ class Eagle3Drafter:
         """As `Attention.cut_decodes`."""
         number, head_dim = len(positions), self._spec.layer.grouped.head_dim
         if number > 1:
-            plan = split_plan(number, self._spec.layer.grouped.num_kv_heads, self._scratch.num_sms)
+            card = target_of(positions.device).name
+            plan = split_plan(number, self._spec.layer.grouped.num_kv_heads, self._scratch.num_sms, card)
             config = decode_config(head_dim, number, positions.device)
             cut_contexts(positions, self._items, plan, config, window=self._scoring.window)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from twostroke import machine
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError, TwostrokeError
-from twostroke.core.formats import Formats
+from twostroke.core.formats import STORED, Formats
 from twostroke.cost.devices import Device, find_device
 from twostroke.engine.build import Preparation, choose, prepare
 from twostroke.models.checkpoint import Checkpoint
@@ -38,11 +38,12 @@ def here(
     prepared = _prepared(checkpoint, config)
     shape = choice.shape if prepared is None else prepared.shape
     copies = 0 if shape.decode_weights is None else shape.decode_weights.num_bytes
+    held = choice.formats.stored if choice.formats.weights == STORED else choice.formats.weights
     deployment = Deployment(
         model=planned.name,
         dimensions=planned.dimensions,
         device=device,
-        formats=Formats.of("bf16", kv),
+        formats=replace(Formats.of("bf16", kv), stored=held),
         own_shape=shape,
         own_kv_space_bytes=int(memory.kv_share * max(0, memory.free_beside_weights_bytes - copies)),
         own_max_users=None if prepared is None else prepared.resolved.sizes.max_running,

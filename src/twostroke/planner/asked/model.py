@@ -37,6 +37,11 @@ class PlannedModel:
         config = self.config or {}
         return "f16" if str(config.get("torch_dtype") or config.get("dtype")) == "float16" else None
 
+    @property
+    def stored(self) -> str | None:
+        """What most of its files' weights are in, where they are here."""
+        return None if self.checkpoint is None else self.checkpoint.main_kind().name
+
     def file_shape(self, kv_bits: float) -> ModelShape | None:
         """In the very bits of its file, where its weights are stored quantised."""
         if self.checkpoint is None or (self.checkpoint.path.suffix != ".gguf" and self.checkpoint.quantisation is None):

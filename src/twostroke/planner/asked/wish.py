@@ -172,7 +172,7 @@ class Wish:
             model=self.planned.name,
             dimensions=self.planned.dimensions,
             device=device,
-            formats=Formats.of(kind, asked.kv),
+            formats=replace(Formats.of(kind, asked.kv), stored=self.planned.stored),
             tensor_parallel=asked.tensor_parallel,
             pipeline_parallel=asked.pipeline_parallel,
             expert_parallel=asked.expert_parallel,

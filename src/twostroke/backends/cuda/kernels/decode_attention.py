@@ -28,7 +28,7 @@ from twostroke.backends.cuda.kernels.decode_cuts import (
     splits_of,
 )
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring, WalkConfig
-from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.turns import prefetch_to_l2, wait_and_start_next
 
 MAX_GROUP = 16
@@ -314,7 +314,7 @@ def attend_decode(
     shape = kv.shape_for(queries, width)
     num_tokens = len(queries) // width
     config = config or decode_config(shape.head_dim, num_tokens, positions.device)
-    plan = plan or split_plan(num_tokens, shape.kv_heads, scratch.num_sms)
+    plan = plan or split_plan(num_tokens, shape.kv_heads, scratch.num_sms, target_of(positions.device).name)
     if (
         num_tokens > scratch.max_tokens
         or plan.max_items > scratch.max_items

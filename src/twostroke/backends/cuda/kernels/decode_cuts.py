@@ -64,9 +64,10 @@ class CutRule:
 
 
 @cache
-def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
+def split_plan(num_tokens: int, kv_heads: int, num_sms: int, card: str = "") -> SplitPlan:
+    """`card`: whose own measurements go first."""
     facts = {"tokens": num_tokens, "programs_per_sm": num_tokens * kv_heads // num_sms}
-    return CutRule(**settings_for("decode cuts", **facts)).plan(num_tokens, kv_heads, num_sms)
+    return CutRule(**settings_for("decode cuts", card, **facts)).plan(num_tokens, kv_heads, num_sms)
 
 
 def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
@@ -77,9 +78,8 @@ def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
 @cache
 def decode_config(head_dim: int, num_tokens: int, device: torch.device) -> WalkConfig:
     """`bench/cuda/attention.py` measures the alternatives, `bench/cuda/marginal.py` some of them inside a step."""
-    shared_bytes = target_of(device).shared_bytes
-    room = {} if shared_bytes is None else {"shared_bytes": shared_bytes}
-    return WalkConfig(**settings_for("decode", head_dim=head_dim, tokens=num_tokens, **room))
+    target = target_of(device)
+    return WalkConfig(**settings_for("decode", target.name, head_dim=head_dim, tokens=num_tokens, **target.room))
 
 
 @triton.jit

@@ -77,9 +77,9 @@ def tiling(shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
 
 
 @cache
-def options_for(shape: AttentionShape, tile_rows: int, window: int | None) -> FlashOptions:
+def options_for(shape: AttentionShape, tile_rows: int, window: int | None, card: str = "") -> FlashOptions:
     facts = {"head_dim": shape.head_dim, "tile_rows": tile_rows, "window": window or 0}
-    return FlashOptions(tile_rows, **settings_for("flash prefill", **facts))
+    return FlashOptions(tile_rows, **settings_for("flash prefill", card, **facts))
 
 
 def attend(
@@ -89,7 +89,7 @@ def attend(
     """See `PrefillKernel`."""
     shape, window = kv.shape_for(queries), scoring.window
     scratch.check(work, shape)
-    options = options or options_for(shape, work.tile_rows, window)
+    options = options or options_for(shape, work.tile_rows, window, target_of(queries.device).name)
     units = len(work.items) * shape.kv_heads
     pointers = (kv.table, work.items, out, scratch.partials, scratch.log_sums, scratch.claims, scoring.sinks)
     has_sinks = scoring.sinks is not None

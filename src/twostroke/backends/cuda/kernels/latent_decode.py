@@ -26,19 +26,16 @@ def latent_shape(
 ) -> AttentionShape:
     """As kernels take it: one latent for all heads, which are taken in as many blocks as `kv_heads` says. A block has
     no more heads than a program's registers have sums for, and its shared memory queries."""
-    most = settings_for("latent heads", **_room(shared_bytes))["most"]
+    room = {} if shared_bytes is None else {"shared_bytes": shared_bytes}
+    most = settings_for("latent heads", "", **room)["most"]
     blocks = next(count for count in range(1, heads + 1) if heads % count == 0 and heads // count <= most)
     return AttentionShape(heads, blocks, rank, page, dtype)
 
 
-def _room(shared_bytes: int | None) -> dict[str, int]:
-    return {} if shared_bytes is None else {"shared_bytes": shared_bytes}
-
-
 @cache
 def latent_config(shape: AttentionShape, num_tokens: int, device: torch.device) -> WalkConfig:
-    room = _room(target_of(device).shared_bytes)
-    return WalkConfig(**settings_for("latent decode", rows=shape.walker_rows, tokens=num_tokens, **room))
+    target, facts = target_of(device), {"rows": shape.walker_rows, "tokens": num_tokens}
+    return WalkConfig(**settings_for("latent decode", target.name, **facts, **target.room))
 
 
 @triton.jit
@@ -161,7 +158,7 @@ def attend_latent_decode(
     `attend_decode` has it, of this plan and configuration."""
     num_tokens = len(queries)
     config = config or latent_config(shape, num_tokens, positions.device)
-    plan = plan or split_plan(num_tokens, shape.kv_heads, scratch.num_sms)
+    plan = plan or split_plan(num_tokens, shape.kv_heads, scratch.num_sms, target_of(positions.device).name)
     if num_tokens > scratch.max_tokens or plan.max_items > scratch.max_items:
         raise ValueError(f"Decode scratch for {scratch.max_tokens} tokens cannot hold {num_tokens}.")
     if (items is None) != (num_tokens == 1):

@@ -42,9 +42,8 @@ class ContextConfig:
 
 @cache
 def context_config(device: torch.device) -> ContextConfig:
-    shared_bytes = target_of(device).shared_bytes
-    room = {} if shared_bytes is None else {"shared_bytes": shared_bytes}
-    return ContextConfig(**settings_for("latent context", **room))
+    target = target_of(device)
+    return ContextConfig(**settings_for("latent context", target.name, **target.room))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,9 @@ def tiling(shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
     return Tiling(LOW_TILE if is_low else HIGH_TILE, shape.group, shape.kv_heads, 2 * num_sms)
 
 
-def prefill_config(tile_rows: int, head_dim: int, shared_bytes: int | None = None) -> WalkConfig:
-    """`bench/cuda/attention.py` measures the alternatives. `shared_bytes`: that a program may have; None: many."""
-    room = {} if shared_bytes is None else {"shared_bytes": shared_bytes}
-    return WalkConfig(**settings_for("plain prefill", head_dim=head_dim, tile_rows=tile_rows, **room))
+def prefill_config(tile_rows: int, head_dim: int, target: Target) -> WalkConfig:
+    facts = {"head_dim": head_dim, "tile_rows": tile_rows}
+    return WalkConfig(**settings_for("plain prefill", target.name, **facts, **target.room))
 
 
 @triton.jit
@@ -230,7 +229,7 @@ def attend(
     """See `PrefillKernel`."""
     shape = kv.shape_for(queries)
     scratch.check(work, shape)
-    config = config or prefill_config(work.tile_rows, shape.head_dim, target_of(queries.device).shared_bytes)
+    config = config or prefill_config(work.tile_rows, shape.head_dim, target_of(queries.device))
     launcher(_prefill_kernel, (shape.kv_heads, len(work.items)))(
         queries, kv.keys, kv.values, kv.key_scales, kv.value_scales, kv.table, work.items, out, scratch.partials,
         scratch.log_sums, scoring.sinks, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0),

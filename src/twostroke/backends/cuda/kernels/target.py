@@ -23,6 +23,13 @@ class Target:
     num_sms: int  # streaming multiprocessors: how many programs run at once, at least
     shared_bytes: int | None = None
     """Shared memory that one program may take; None on the host, which has no such limit."""
+    name: str = ""
+    """A card's, by which what was measured on it is found; the host has none."""
+
+    @property
+    def room(self) -> dict[str, int]:
+        """As a fact that tables of settings go by; on the host there is none."""
+        return {} if self.shared_bytes is None else {"shared_bytes": self.shared_bytes}
 
     def stages(self, wanted: int, stage_bytes: int) -> int:
         """As many of a ring's stages as shared memory holds, beside a little for sums over warps and barriers."""
@@ -65,7 +72,8 @@ def _target(device: torch.device) -> Target:
     index = torch.cuda.current_device() if device.index is None else device.index
     # Triton's word rather than torch's: its launches are held against this number.
     shared_bytes = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
-    return Target(interpreted, (properties.major, properties.minor), properties.multi_processor_count, shared_bytes)
+    capability = (properties.major, properties.minor)
+    return Target(interpreted, capability, properties.multi_processor_count, shared_bytes, properties.name)
 
 
 def dependent(kernel: Any, grid: tuple[int, ...], device: torch.device, *, ahead: bool = True) -> Callable[..., Any]:
