@@ -15,10 +15,10 @@ import torch
 
 from bench.cuda.clock import say
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.layer_matrices import products_of
 from twostroke.backends.cuda.tuned_table import Choices, Forms, Table
 from twostroke.backends.cuda.tuning import Tuner, graph_us
-from twostroke.backends.cuda.tuning_cases import Pool, Trial
+from twostroke.backends.cuda.tuning_cases import Trial
+from twostroke.backends.cuda.tuning_pool import HeldProduct, Pool, held_products
 from twostroke.models.loading import read_folder_spec
 from twostroke.models.spec import ModelSpec
 
@@ -32,8 +32,7 @@ class Comparison:
         self, spec: ModelSpec, counts: Sequence[int], device: str = "cuda", dtype: torch.dtype = torch.bfloat16
     ) -> None:
         self._spec, self._counts = spec, counts
-        # Sums come last, as in `tune`: then it is known who behind them norms its rows.
-        self.products = sorted(products_of(spec), key=lambda product: product.adds_parts)
+        self.products = held_products(spec)
         self._pool = Pool(spec, self.products, max(counts), dtype, torch.device(device))
         self._empty = Choices(Table("nothing", {}), self._pool.card)
         self._package = Choices.on(self._pool.card)
@@ -47,8 +46,9 @@ class Comparison:
             share_s = left_s / (len(self.products) - number)
             self._compare(product, time.perf_counter() + share_s)
 
-    def _compare(self, product: Product, until_s: float) -> None:
-        tuner = Tuner(self._spec, product, self._pool, self._empty, self._so_far)
+    def _compare(self, held: HeldProduct, until_s: float) -> None:
+        product = held.product
+        tuner = Tuner(self._spec, held, self._pool, self._empty, self._so_far)
         each = self._spec.moe.experts_per_token if self._spec.moe is not None and product.experts else 1
         rows_of = {count: count * each for count in self._counts if product.role != "head" or count <= 256}
         self._found[product] = tuner.measure(list(rows_of.values()), until_s)
@@ -57,7 +57,7 @@ class Comparison:
         for count, rows in rows_of.items():
             case = tuner.case(rows)
             sources = dict(zip(NAMES, (self._so_far, self._package, self._empty), strict=True))
-            trials = {name: self._trial(choices, product, rows) for name, choices in sources.items()}
+            trials = {name: self._trial(choices, held, rows) for name, choices in sources.items()}
             distinct = list(dict.fromkeys(trials.values()))
             times = dict(zip(distinct, graph_us(case, distinct, REPLAYS), strict=True))
             for name, trial in trials.items():
@@ -69,8 +69,8 @@ class Comparison:
     def _so_far(self) -> Choices:
         return Choices(Table("found", dict(self._found)), self._pool.card)
 
-    def _trial(self, choices: Choices, product: Product, rows: int) -> Trial:
-        choice = choices.of(product, rows, self._pool.matrices(product)[0].form_names)
+    def _trial(self, choices: Choices, held: HeldProduct, rows: int) -> Trial:
+        choice = choices.of(held.product, rows, self._pool.matrices(held)[0].form_names)
         return Trial(choice.kernel.form, choice.kernel.name, tuple(choice.settings.items()))
 
 

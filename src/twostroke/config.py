@@ -131,8 +131,8 @@ class EngineConfig:
         "auto",
         DTYPE_CHOICES,
         FORMATS,
-        "What is computed in: bf16 or f16 on cuda, f32 on reference; auto: on cuda as the weights are stored, bf16 if "
-        "neither.",
+        "What is computed in: bf16 or f16 on cuda, f32 on reference; fp8 on cuda: prompts by weights in few bits; "
+        "auto: on cuda as the weights are stored, bf16 if neither.",
         metavar="KIND",
     )
     load: str = choice(

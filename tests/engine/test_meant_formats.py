@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.models.quantised.folders import arguments, make_quantised
+from tests.models.quantised.published import PUBLISHERS, publish
+from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke import machine
 from twostroke.backends.cpu import FACTORY
@@ -51,3 +53,30 @@ def test_what_is_not_as_the_file_means_it(form: str, has_kv: bool, found: set[st
 def test_kv_of_a_byte_says_whose_scales_it_has(tmp_path: Path) -> None:
     line = told(with_kv_scheme(make_quantised("ct_fp8_channel", tmp_path)[0]), kv="int8")
     assert OF_KV not in line and "KV in int8 with a scale for each token and head" in line
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [("ct_w4a8", "fp8"), ("fp8_block", "fp8"), ("ct_int8", None), ("ct_int4", None)],
+)
+def test_inputs_that_a_file_means_in_fewer_bits_are_told(form: str, kind: str | None, tmp_path: Path) -> None:
+    """W4A8 among them: numbers of four bits, for inputs in float8. The CPU multiplies int8 as the file means it."""
+    name = "ct_int4" if form == "ct_w4a8" else form
+    folder = make_quantised(name, tmp_path)[0]
+    if form == "ct_w4a8":
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        (group,) = config["quantization_config"]["config_groups"].values()
+        group["input_activations"] = arguments(8, "float", "token", dynamic=True)
+        path.write_text(json.dumps(config))
+    line = told(folder)
+    assert ("the file means inputs of matrices in" in line) == (kind is not None)
+    assert kind is None or f"the file means inputs of matrices in {kind}, which stay in int8" in line
+
+
+def test_experts_that_a_tool_left_as_floats_are_told(tmp_path: Path) -> None:
+    """Of a class that stacks are none of."""
+    plain = make_tiny("gpt_oss", tmp_path / "plain")[0]
+    for name, is_left in (("ct_fp8_channel", True), ("ct_mxfp4_stacks", False)):
+        folder, _ = publish(plain, tmp_path / name, PUBLISHERS[name])
+        assert ("experts are stored in F32, of which" in told(folder)) == is_left

@@ -48,3 +48,18 @@ def test_layers_that_keep_states(tmp_path: Path) -> None:
             wide = 16 if name.startswith("decode") else 4
             assert found["wide_loads"] >= wide, f"{name} reads its state in small pieces"
     assert kernels["copy"]["wide_loads"] > 0 and kernels["save"]["wide_loads"] > 0
+
+
+@pytest.mark.slow
+def test_products_in_float8(tmp_path: Path) -> None:
+    """Their numbers are on their way before they are needed, by the bulk copy engine where there is one."""
+    kernels = compiled_by("compile_float8.py", tmp_path)
+    assert len(kernels) == 2 * 3 * 8 + 1 + 1 + 6
+    for name, found in kernels.items():
+        if not name.startswith("product"):
+            assert found["shared_bytes"] <= 4096 and found["reg"] < 128, name
+        elif name.endswith("sm_90"):
+            assert found["matrix_instructions"] > 0 and found["bulk_copies"] > 0, name
+            assert found["waits_for_the_kernel_before"] == 1, name
+        else:
+            assert found["asynchronous_copies"] > 0, name

@@ -13,15 +13,22 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from bench.cuda import tune_from_nothing
 from twostroke.backends.cuda import tuning
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
+from twostroke.backends.cuda.kernels.expert_units import ExpertUnits
+from twostroke.backends.cuda.kernels.float8_tiles import in_float8
 from twostroke.backends.cuda.kernels.packed_format import GROUPED_CODES
-from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.kernels.product import Card, Product
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
-from twostroke.backends.cuda.layer_matrices import products_of
+from twostroke.backends.cuda.kernels.row_forms import ROW_FORMS, RowForm
+from twostroke.backends.cuda.layer_matrices import layer_matrices, matrices_of, products_of
+from twostroke.backends.cuda.model_matrices import MLP_KINDS, held_of, held_on
 from twostroke.backends.cuda.products import Products, card_of
-from twostroke.backends.cuda.stored_codes import QUANTISED_TO
+from twostroke.backends.cuda.stored_codes import QUANTISED_TO, Held, as_units
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, parse, table_for
 from twostroke.backends.cuda.tuning import Tuner, _extend, tune
-from twostroke.backends.cuda.tuning_cases import Case, Pool, Trial
+from twostroke.backends.cuda.tuning_cases import Case, Trial
+from twostroke.backends.cuda.tuning_pool import Pool, held_products
+from twostroke.core.formats import Formats
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import ModelSpec
 
@@ -32,8 +39,13 @@ AN_HOUR = time.perf_counter() + 3600
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> ModelSpec:
-    return load_checkpoint(make_tiny("llama", tmp_path / "model", **SMALL)[0]).spec
+def path_of(tmp_path: Path) -> Path:
+    return make_tiny("llama", tmp_path / "model", **SMALL)[0]
+
+
+@pytest.fixture
+def spec(path_of: Path) -> ModelSpec:
+    return load_checkpoint(path_of).spec
 
 
 @pytest.fixture
@@ -56,8 +68,8 @@ def lines_of(
         ]
 
     monkeypatch.setattr(tuning, "graph_us", clock)
-    products = products_of(spec)
-    product = next(product for product in reversed(products) if product.role == role)
+    products = held_products(spec)
+    product = next(one for one in reversed(products) if one.product.role == role)
     pool = Pool(spec, products, 4, F32, torch.device(device))
     now = Choices(table_of({"plain": (TableLine(1, NO_END, "cublas"),)}), pool.card)
     return Tuner(spec, product, pool, now, Choices(Table("so far", {}), pool.card))
@@ -168,9 +180,8 @@ def test_a_model_is_tuned(
             tuning, "graph_us", lambda case, trials, replays: [1.0 + len(str(trial)) for trial in trials]
         )
     told: list[tuple[int, int]] = []
-    report = tune(
-        spec, dtype, 60.0 if device == "cuda" else 600.0, lambda done, total, _: told.append((done, total)), device
-    )
+    seconds = 60.0 if device == "cuda" else 600.0
+    report = tune(spec, dtype, seconds, lambda done, total, _: told.append((done, total)), device=device)
     products = products_of(spec)
     assert told[-1] == (len(products), len(products)) and not report.faults
     kept = table_for(report.device)
@@ -202,17 +213,24 @@ def test_what_is_found_from_nothing_takes_turns_with_the_package(
     assert len(tune_from_nothing.table_of(comparison.sums_us)) == 2 + 2
 
 
+def quick(monkeypatch: pytest.MonkeyPatch, folder: Path, few: tuple[int, ...], long: int) -> None:
+    """A cache of its own, a clock that prefers short names, and few numbers of rows."""
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(folder))
+    monkeypatch.setattr(tuning, "graph_us", lambda case, trials, replays: [10.0 + len(str(one)) for one in trials])
+    monkeypatch.setattr(tuning, "DECODE_COUNTS", few)
+    monkeypatch.setattr(tuning, "LONG_COUNTS", (long,))
+
+
 @pytest.mark.parametrize("name", ["fp8", "int4"])
 def test_weights_of_few_bits_are_tuned_as_they_are_held(
-    name: str, spec: ModelSpec, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, path_of: Path, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The head stays plain; a layer's matrices get lines of their form, and those of other forms stay."""
-    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    monkeypatch.setattr(tuning, "graph_us", lambda case, trials, replays: [10.0 + len(str(one)) for one in trials])
-    monkeypatch.setattr(tuning, "DECODE_COUNTS", (1, 4))
-    monkeypatch.setattr(tuning, "LONG_COUNTS", (16,))
-    code = QUANTISED_TO[name]
-    report = tune(spec, torch.bfloat16, 60.0, lambda *progress: None, device, code)
+    quick(monkeypatch, tmp_path / "cache", (1, 4), 16)
+    checkpoint = load_checkpoint(path_of)
+    spec, code = checkpoint.spec, QUANTISED_TO[name]
+    held = held_of(checkpoint, Formats(name, "bf16", "bf16"))
+    report = tune(spec, torch.bfloat16, 60.0, lambda *progress: None, held, device)
     assert not report.faults, report.faults
     found = parse(report.kept.read_text()).products
     for product in products_of(spec):
@@ -228,15 +246,82 @@ def test_weights_of_few_bits_are_tuned_as_they_are_held(
 def test_every_form_of_a_file_is_tuned(
     spec: ModelSpec, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As Q4_K_M has them: numbers that were drawn, in two forms."""
-    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    monkeypatch.setattr(tuning, "graph_us", lambda case, trials, replays: [10.0 + len(str(one)) for one in trials])
-    monkeypatch.setattr(tuning, "DECODE_COUNTS", (1,))
-    monkeypatch.setattr(tuning, "LONG_COUNTS", (4,))
-    codes = [code for code in GROUPED_CODES if code.name in ("int4_32ka", "int6_16k")]
-    report = tuning.tune_forms(spec, torch.bfloat16, 60.0, lambda *progress: None, codes, device)
+    """As Q4_K_M has them: numbers that were drawn, in two forms. A product is measured in those that it has, alone."""
+    quick(monkeypatch, tmp_path / "cache", (1,), 4)
+    four, six = (code for code in GROUPED_CODES if code.name in ("int4_32ka", "int6_16k"))
+    matrices = [one for index in range(spec.num_layers) for one in layer_matrices(spec, index)]
+    codes = {one.name: six if one.kind == "down" and one.name == matrices[-1].name else four for one in matrices}
+    held = Held({name: code for name, code in codes.items() if not name.endswith(".o")})
+    report = tune(spec, torch.bfloat16, 60.0, lambda *progress: None, held, device)
     assert not report.faults, report.faults
     found = parse(report.kept.read_text()).products
-    for product in products_of(spec):
-        assert set(found[product]) == ({"plain"} if product.role == "head" else {code.name for code in codes})
-    assert report.num_products == 2 * len(products_of(spec))
+    forms: dict[Product, set[str]] = {product: set() for product in products_of(spec)}
+    for one in matrices_of(spec):
+        code = held.codes.get(one.name)
+        forms[one.product].add("plain" if code is None else code.name)
+    assert max(len(names) for names in forms.values()) == 2
+    assert {product: set(found[product]) for product in forms} == forms
+    assert report.num_products == sum(len(names) for names in forms.values())
+
+
+HOPPER = Card("a test's", 132, has_hopper_kernels=True, has_float8=True)
+
+
+@pytest.mark.parametrize(
+    "name, in_units",
+    [
+        ("fp8", False),
+        ("int4", True),
+        pytest.param("fp8", True, marks=pytest.mark.slow),
+        pytest.param("int4", False, marks=pytest.mark.slow),
+        pytest.param("q8_0", True, marks=pytest.mark.slow),
+    ],
+)
+def test_experts_of_few_bits_are_tuned_as_they_are_held(
+    name: str, in_units: bool, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By rows, as most cards have them, and in units, as Hopper has them."""
+    if in_units and device == "cuda" and not card_of(torch.device(device), torch.bfloat16).has_hopper_kernels:
+        pytest.skip("units are Hopper's")
+    quick(monkeypatch, tmp_path / "cache", (4, 1), 20)
+    checkpoint = load_checkpoint(make_tiny("qwen3_moe", tmp_path / "moe", **SMALL, num_hidden_layers=1)[0])
+    spec = checkpoint.spec
+    held = held_of(checkpoint, Formats(name, "bf16", "bf16"))
+    if in_units:
+        held = held_on(held, spec, HOPPER)
+    report = tune(spec, torch.bfloat16, 60.0, lambda *progress: None, held, device)
+    assert not report.faults, report.faults
+    found = parse(report.kept.read_text()).products
+    for one in matrices_of(spec):
+        code = held.codes.get(one.name)
+        form, forms = "plain" if code is None else code.name, found[one.product]
+        rounded = [in_float8(code)] if code is not None and one.name in held.in_float8 else []
+        assert list(forms) == [*rounded, form]
+        assert (forms[form][0].first, forms[form][-1].last) == (1, NO_END)
+        assert {KERNELS[line.kernel].form for line in forms[form]} == {form}
+    assert bool(held.in_float8) == (name == "fp8")
+
+
+@pytest.mark.parametrize("form", ROW_FORMS, ids=lambda form: form.name)
+def test_drawn_experts_are_about_as_large_as_weights(form: RowForm, device: str) -> None:
+    """In every form that there is, and in units where there are some."""
+    matrix = ExpertMatrix.empty((2, 32, 256), form, torch.device(device))
+    matrix.draw()
+    found = [matrix.dequantised()]
+    if (code := as_units(form)) is not None:
+        units = ExpertUnits.empty((2, 32, 256), code, device, is_gated=True)
+        units.draw()
+        found.append(units.dequantised())
+    for weights in found:
+        assert weights.isfinite().all() and 0.001 < float(weights.abs().max()) < 0.2
+
+
+def test_what_stays_in_16_bits_is_not_measured_in_fewer(tmp_path: Path) -> None:
+    """Matrices around states, and around latent attention."""
+    spec = load_checkpoint(make_tiny("qwen3_next", tmp_path / "model")[0]).spec
+    inner = [one for one in matrices_of(spec) if one.kind in MLP_KINDS]
+    held = Held({one.name: GROUPED_CODES[0] for one in inner})
+    measured = held_products(spec, held)
+    few = {one.product for one in measured if one.code is not None}
+    assert few == {one.product for one in inner}
+    assert {one.product for one in measured if one.code is None} == {one.product for one in matrices_of(spec)} - few

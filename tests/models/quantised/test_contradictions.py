@@ -4,7 +4,9 @@ do not, there is one sentence that names file and field, and never a weight that
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.quantised.folders import AWQ, FORMATS, GPTQ, INT4, Tensors, arguments, compressed, make_quantised
+from tests.models.quantised.published import PUBLISHERS, publish
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.core.errors import ModelError
@@ -205,3 +208,16 @@ def test_a_file_beside_the_config_that_is_no_object(section: object, tmp_path: P
     folder, _ = make_tiny("llama", tmp_path)
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": section}))
     assert "hf_quant_config.json" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["fp8_block", "modelopt_nvfp4"])
+def test_stacked_experts_that_should_be_quantised_are_no_floats(name: str, tmp_path: Path) -> None:
+    """Where the config speaks of all matrices. Where it speaks of a class, stacks are none of it: a start tells."""
+    plain = make_tiny("gpt_oss", tmp_path / "plain")[0]
+    left = replace(PUBLISHERS[name], experts="left")
+    folder, _ = publish(plain, tmp_path / "left", left)
+    assert re.search(r"experts\.(gate_up|down)_proj.* is stored as .*says it is quantised", refusal(folder))
+    field = "exclude_modules" if name.startswith("modelopt") else "modules_to_not_convert"
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    reconfigure(folder, **{field: [*config[field], "*.mlp.experts*"]})
+    assert not load_checkpoint(folder).tensors["layers.0.experts.0.gate"].kind.is_quantised

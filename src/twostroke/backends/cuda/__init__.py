@@ -16,7 +16,7 @@ from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.layer_matrices import matrices_of
 from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape
-from twostroke.backends.cuda.stored_codes import QUANTISED_TO, SMALLER
+from twostroke.backends.cuda.stored_codes import QUANTISED_TO, SMALLER, Held
 from twostroke.backends.cuda.supported import unsupported_layers
 from twostroke.backends.interface import BackendSettings, HeadNeeds
 from twostroke.core.errors import BackendError, install_hint
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from twostroke.backends.cuda.weights import Progress
     from twostroke.backends.interface import TuningProgress, TuningReport
 
+NO_FLOAT8 = "this device multiplies no float8: that takes compute capability 8.9 or newer"
 ATTENTION_SHARE = 0.25
 """Of the time to tune: attention has few kernels, and products many."""
 KV_SHARE_OF_DEVICE = 0.95
@@ -85,10 +86,13 @@ class CudaFactory:
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
         if wish.kv in kv_codes.ONE_BYTE:
             declined = kv_codes.declines(checkpoint, wish, lacks_float8=_lacks_float8())
-            found = declined or self.formats(checkpoint, replace(wish, kv="bf16", arithmetic="bf16"))
+            arithmetic = "fp8" if wish.arithmetic == "fp8" else "bf16"
+            found = declined or self.formats(checkpoint, replace(wish, kv="bf16", arithmetic=arithmetic))
             if isinstance(found, str):
                 return found
             return replace(found, kv=wish.kv, reasons=(*found.reasons, kv_codes.reason_of(checkpoint, wish.kv)))
+        if wish.arithmetic == "fp8" and _lacks_float8():
+            return NO_FLOAT8
         if wish.weights not in (None, STORED, *GPU_FLOATS):
             return self._quantised(checkpoint, wish)
         as_stored = self._as_stored(checkpoint, wish)
@@ -99,7 +103,8 @@ class CudaFactory:
             return f"it holds weights in what it computes in: {asked} needs --dtype {asked}"
         arithmetic = asked or wish.arithmetic or _stored_dtype(checkpoint)
         if arithmetic not in GPU_FLOATS:
-            return f"it computes in bf16 or f16, not in {arithmetic}"
+            why = f", nor by weights as they are stored: {as_stored}" if as_stored and arithmetic == "fp8" else ""
+            return f"it computes in bf16 or f16, not in {arithmetic}{why}"
         if wish.kv not in (None, *GPU_FLOATS):
             return f"it keeps KV in what it computes in, bf16 or f16, or in fp8 or int8, not in {wish.kv}"
         if wish.kv not in (None, arithmetic):
@@ -115,20 +120,22 @@ class CudaFactory:
             return None
         if wish.weights != STORED and not _reads_few_bits():
             return "decode reads few bits fast on Hopper alone; --quantise none holds them as they are stored"
-        if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
+        if wish.arithmetic not in (None, "bf16", "fp8") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
-        formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
+        formats = Formats(STORED, wish.arithmetic or "bf16", "bf16", stored=checkpoint.main_kind().name)
         held = held_of(checkpoint, formats)
         if not held.codes:
             return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
-        is_float8 = set(held.codes.values()) == {FP8} and not held.declined and not _lacks_float8()
-        why = "prompts are multiplied in float8, few rows in bf16" if is_float8 else "multiplied in bf16"
+        found = _multiplied(checkpoint, held, formats)
+        if isinstance(found, str):
+            return found
+        arithmetic, why = found
         named = tuple(sorted(set(held.declined.values())))
         reasons = (
             f"{why} (--quantise bf16 brings them to 16 bits)",
             *(f"some are brought to 16: {one}" for one in named),
         )
-        return replace(formats, arithmetic="fp8" if is_float8 else "bf16", reasons=reasons)
+        return replace(formats, arithmetic=arithmetic, reasons=reasons)
 
     def _quantised(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str:
         """Float matrices of layers are brought to few bits as they are loaded."""
@@ -137,18 +144,14 @@ class CudaFactory:
         if checkpoint.has_quantised_matrices:
             return f"its weights are stored in few bits: rounding them again to {wish.weights} would add an error"
         if wish.weights == "fp8" and _lacks_float8():
-            return "this device multiplies no float8: that takes compute capability 8.9 or newer"
-        if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
+            return NO_FLOAT8
+        if wish.arithmetic not in (None, "bf16", "fp8") or wish.kv not in (None, "bf16"):
             return f"with weights in {wish.weights} it computes and keeps KV in bf16"
-        found = Formats(wish.weights, "bf16", "bf16", stored=checkpoint.main_kind().name)
-        held, why = held_of(checkpoint, found), "multiplied in bf16"
-        in_layers = sum(one.kind != "head" for one in matrices_of(checkpoint.spec))
-        is_float8 = set(held.codes.values()) == {FP8} and len(held.codes) == in_layers
-        if is_float8:
-            why = "prompts are multiplied in float8, few rows in bf16"
-        elif FP8 in held.codes.values():
-            why = "prompts meet dense matrices in float8, all else is multiplied in bf16"
-        return replace(found, arithmetic="fp8" if is_float8 else "bf16", reasons=(why,))
+        formats = Formats(wish.weights, wish.arithmetic or "bf16", "bf16", stored=checkpoint.main_kind().name)
+        found = _multiplied(checkpoint, held_of(checkpoint, formats), formats)
+        if isinstance(found, str):
+            return found
+        return replace(formats, arithmetic=found[0], reasons=(found[1],))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         attentions = [checkpoint.spec.layers[layer].attention for layer in layers]
@@ -238,17 +241,20 @@ class CudaFactory:
         return machine_rates().as_figures()
 
     def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
+        import torch
+
         from twostroke.backends.cuda.attention_table import keep
         from twostroke.backends.cuda.attention_tuning import tune_attention
         from twostroke.backends.cuda.backend import DTYPES
-        from twostroke.backends.cuda.tuning import tune_forms
+        from twostroke.backends.cuda.products import card_of
+        from twostroke.backends.cuda.tuning import tune
 
-        codes = tuple(held_of(checkpoint, formats).dense_codes)  # experts in few bits go by a rule
-        started_s, dtype = time.perf_counter(), DTYPES[formats.arithmetic]
+        spec, started_s, dtype = checkpoint.spec, time.perf_counter(), DTYPES[formats.arithmetic]
         progress(0, 1, "attention")
-        found = tune_attention(checkpoint.spec, dtype, started_s + ATTENTION_SHARE * seconds)
+        found = tune_attention(spec, dtype, started_s + ATTENTION_SHARE * seconds)
+        held = held_on(held_of(checkpoint, formats), spec, card_of(torch.device("cuda"), dtype))
         left_s = seconds - (time.perf_counter() - started_s)
-        report = tune_forms(checkpoint.spec, dtype, left_s, progress, codes)
+        report = tune(spec, dtype, left_s, progress, held)
         keep(report.device, found.rows)
         changes, faults = [*found.changes, *report.changes], [*found.faults, *report.faults]
         return replace(report, changes=changes, faults=faults, seconds=time.perf_counter() - started_s)
@@ -279,7 +285,7 @@ class CudaFactory:
                 dtype=dtype,
                 kv_dtype=kv_dtype,
                 max_context=settings.max_context,
-                choices=Choices.on(card_of(device, dtype)),
+                choices=Choices.on(card_of(device, dtype, prefers_float8=one.formats.arithmetic == "fp8")),
                 has_copies=own.copies is not None,
             )
         try:
@@ -309,6 +315,30 @@ class CudaFactory:
                 f"{free / 1e9:.1f} GB were left; give KV less with --kv-memory{spare}, or bound the step with "
                 "--max-tokens-per-step"
             ) from error
+
+
+def _multiplied(checkpoint: Checkpoint, held: Held, formats: Formats) -> tuple[str, str] | str:
+    """What weights in few bits are multiplied in, by name and in words; or why they are not in float8, where that was
+    asked for."""
+    in_layers = sum(one.kind != "head" for one in matrices_of(checkpoint.spec))
+    has_float8, by_rows = not _lacks_float8(), [name for name, code in held.codes.items() if code is FP8]
+    if has_float8 and set(held.codes.values()) == {FP8} and len(by_rows) == in_layers:
+        return "fp8", "prompts are multiplied in float8, few rows in bf16"
+    others = len(held.in_float8)
+    if formats.arithmetic == "fp8":
+        if not by_rows and not others:
+            return "none of its matrices is held in numbers that float8 has, so that it cannot multiply in fp8"
+        all_told = len(by_rows) + others == in_layers
+        rest = "few rows" if all_told else "few rows, and what float8 does not hold,"
+        return "fp8", f"prompts are multiplied in float8, {rest} in bf16"
+    if not has_float8:
+        return "bf16", "multiplied in bf16"
+    why = "multiplied in bf16"
+    if by_rows:
+        why = "prompts meet dense matrices in float8, all else is multiplied in bf16"
+    if others:
+        why += ", but where `twostroke tune` found float8 faster for prompts (--dtype fp8: for all of them)"
+    return "bf16", why
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:

@@ -99,7 +99,8 @@ class CudaBackend:
         `listener`: in a drafter's place."""
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
-        choices = Choices.on(card_of(device, dtype)) if choices is None else choices
+        if choices is None:
+            choices = Choices.on(card_of(device, dtype, prefers_float8=formats.arithmetic == "fp8"))
         held = held_on(held_of(checkpoint, formats), spec, choices.card)
         weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None, held)
         max_rows = min(max_running, max_tokens_per_step)

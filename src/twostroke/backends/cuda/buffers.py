@@ -56,7 +56,10 @@ class Buffers:
         self.experts = None
         if spec.moe is not None:
             unpacked = unpacked_weights(spec, held, num_tokens)
-            self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device, unpacked)
+            in_float8 = not held.in_float8.isdisjoint(held.experts)
+            self.experts = MoeScratch(
+                spec.moe, spec.hidden_size, num_tokens, dtype, device, unpacked, in_float8=in_float8
+            )
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, self.attention.shape[1], dtype=dtype, device=device)
         scored = spec.vocab_size if spec.has_output else 0

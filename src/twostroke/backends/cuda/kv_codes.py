@@ -59,7 +59,7 @@ def declines(checkpoint: Checkpoint, wish: FormatWish, *, lacks_float8: bool) ->
     if has_latents(checkpoint.spec):
         return f"it keeps latents in 16 bits, not in {wish.kv}"
     if (other := next((one for one in (wish.weights, wish.arithmetic) if one == "f16"), None)) is None:
-        other = wish.arithmetic if wish.arithmetic not in (None, "bf16") else None
+        other = wish.arithmetic if wish.arithmetic not in (None, "bf16", "fp8") else None
     if other is not None:
         return f"KV in {wish.kv} is multiplied in bf16: it does not go with {other}"
     if wish.kv == "fp8" and lacks_float8:

@@ -113,7 +113,8 @@ class _Layer:
         found, loader = {}, self.loader
         for matrix in layer_matrices(self.spec, self.index):
             bias = loader.place(matrix.biases, matrix.product.shape[:-1]) if matrix.biases else None
-            found[matrix.kind] = Matrix(matrix.name, matrix.product, loader.forms(matrix), bias)
+            in_float8 = matrix.name in loader.held.in_float8
+            found[matrix.kind] = Matrix(matrix.name, matrix.product, loader.forms(matrix), bias, in_float8)
         return found
 
 

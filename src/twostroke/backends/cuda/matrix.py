@@ -12,6 +12,7 @@ import torch
 from twostroke.backends.cuda.kernels.eight_bits import EightBitMatrix
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_units import ExpertUnits
+from twostroke.backends.cuda.kernels.float8_tiles import in_float8
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import FP8, Code
@@ -60,10 +61,13 @@ class Matrix:
     product: Product
     forms: dict[str, Form]  # by the names that kernels ask for
     bias: torch.Tensor | None = None
+    in_float8: bool = False
+    """Whether rows may be rounded to float8 for it: of weights in few bits that float8 holds whole."""
 
     @property
     def form_names(self) -> tuple[str, ...]:
-        return tuple(self.forms)
+        """What stands ahead is read where a table says so; the last one at any number of rows."""
+        return (in_float8(self.low_bit.code), *self.forms) if self.in_float8 else tuple(self.forms)
 
     @property
     def weight(self) -> torch.Tensor:

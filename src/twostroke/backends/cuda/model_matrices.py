@@ -3,11 +3,12 @@ bits for decode. Knows shapes and tables, no torch and no device at hand: a plan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS, MOST_UNPACKED_ROWS, in_thousandths
+from twostroke.backends.cuda.kernels.expert_tiles import LEAST_UNPACKED_ROWS, MAX_PACKED_EXPERTS, in_thousandths
+from twostroke.backends.cuda.kernels.float8_tiles import float8_bytes, is_whole_in_float8
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
 from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, can_be_units
 from twostroke.backends.cuda.kernels.product import Card, Product
@@ -20,6 +21,7 @@ from twostroke.backends.cuda.stored_codes import (
     Stored,
     as_units,
     is_low_bit,
+    means_float8,
     stored_held,
 )
 from twostroke.backends.cuda.tuned_table import Choices
@@ -41,7 +43,7 @@ WHOLE_UNITS = (1, UNIT_ROWS, 32 * LOW_BIT_DEPTH)
 MOST_OF_ROWS = 1.15
 """Times the bytes of experts by rows that units may take: what a file takes should still fit. Not so of two bits and of
 three, which are held in four there."""
-MIXES_IN_16_BITS = "latent attention and layers that keep states are computed by 16-bit matrices"
+EXPANDS_IN_16_BITS = "latent attention reads what makes keys and values of its latents in 16 bits"
 NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
 ORDER_BYTES = 8
 """Of an input, where inputs have an order of their own."""
@@ -57,23 +59,47 @@ def held_of(checkpoint: Checkpoint, formats: Formats) -> Held:
         return AS_COMPUTED
     spec = checkpoint.spec
     matrices = [one for index in range(spec.num_layers) for one in layer_matrices(spec, index)]
-    as_computed = [one for one in matrices if one.kind not in MLP_KINDS and _mixes_in_16_bits(spec)]
+    is_stored = formats.weights == STORED
+    as_computed = [one for one in matrices if _stays_in_16_bits(spec, one, is_stored=is_stored)]
     matrices = [one for one in matrices if one not in as_computed]
-    if formats.weights == STORED:
+    if is_stored:
         found = stored_held(checkpoint, map(_stored, matrices))
         quantised = (one for one in as_computed if checkpoint.tensors[one.tensors[0]].kind.is_quantised)
-        found = replace(found, declined={**found.declined, **{one.name: MIXES_IN_16_BITS for one in quantised}})
+        found = replace(found, declined={**found.declined, **{one.name: EXPANDS_IN_16_BITS for one in quantised}})
         code = _head_code(checkpoint)
-        return found if code is None else replace(found, codes={**found.codes, "head": code})
+        found = found if code is None else replace(found, codes={**found.codes, "head": code})
+        return _in_float8(checkpoint, matrices, found, formats)
     experts = frozenset(matrix.name for matrix in matrices if matrix.product.experts)
     codes = {one.name: (EXPERTS_TO if one.name in experts else QUANTISED_TO)[formats.weights] for one in matrices}
-    return Held(codes, experts=experts)
+    return _in_float8(checkpoint, matrices, Held(codes, experts=experts), formats)
+
+
+def _in_float8(checkpoint: Checkpoint, matrices: Iterable[ModelMatrix], held: Held, formats: Formats) -> Held:
+    """With those whose rows may be rounded to float8."""
+
+    def is_meant(matrix: ModelMatrix) -> bool:
+        if formats.arithmetic == "fp8" or formats.weights == "fp8":
+            return True
+        return formats.weights == STORED and all(means_float8(checkpoint.tensors[name]) for name in matrix.tensors)
+
+    found = (one.name for one in matrices if _holds_in_float8(held.codes.get(one.name)) and is_meant(one))
+    return replace(held, in_float8=frozenset(found))
+
+
+def _holds_in_float8(code: Code | None) -> bool:
+    """By rows or in units, as experts' codes are on different cards."""
+    own = None if code is None or code.by_rows is None else as_units(code.by_rows)
+    return any(one is not None and is_whole_in_float8(one) for one in (code, own))
 
 
 def held_on(held: Held, spec: ModelSpec, card: Card) -> Held:
     """As a card's kernels take them: experts in units where it has those of Hopper, and by rows elsewhere."""
-    if not card.has_hopper_kernels or not held.experts:
-        return held
+    codes = _with_units(held, spec) if card.has_hopper_kernels else held.codes
+    in_float8 = frozenset(name for name in held.in_float8 if is_whole_in_float8(codes[name]))
+    return replace(held, codes=codes, in_float8=in_float8)
+
+
+def _with_units(held: Held, spec: ModelSpec) -> dict[str, Code]:
     codes = dict(held.codes)
     for index in range(spec.num_layers):
         for matrix in layer_matrices(spec, index):  # of experts `gate_up` is ahead of `down`
@@ -83,7 +109,7 @@ def held_on(held: Held, spec: ModelSpec, card: Card) -> Held:
             first = codes.get(layer_name(index, "gate_up"))
             if matrix.kind == "gate_up" or (first is not None and first.by_rows is None):
                 codes[matrix.name] = _in_units(matrix.product, code, spec)
-    return replace(held, codes=codes)
+    return codes
 
 
 def _in_units(product: Product, code: Code, spec: ModelSpec) -> Code:
@@ -100,8 +126,13 @@ def _in_units(product: Product, code: Code, spec: ModelSpec) -> Code:
     return found
 
 
-def _mixes_in_16_bits(spec: ModelSpec) -> bool:
-    return any(isinstance(layer.attention, LatentAttention | Recurrent) for layer in spec.layers)
+def _stays_in_16_bits(spec: ModelSpec, matrix: ModelMatrix, *, is_stored: bool) -> bool:
+    """`expand` is read head by head, in floats. What was not stored in few bits is not brought to them around latents
+    and states."""
+    if matrix.kind == "expand":
+        return True
+    mixes = any(isinstance(layer.attention, LatentAttention | Recurrent) for layer in spec.layers)
+    return mixes and not is_stored and matrix.kind not in MLP_KINDS
 
 
 def _head_code(checkpoint: Checkpoint) -> Code | None:
@@ -171,10 +202,17 @@ _codes_of: list[tuple[Checkpoint, Formats, dict[str, Code]]] = []
 def unpacked_weights(spec: ModelSpec, held: Held, num_tokens: int) -> int:
     """Of the largest matrix of all experts that steps of `num_tokens` tokens, at most, bring from units to floats."""
     moe = spec.moe
-    if moe is None or num_tokens * moe.experts_per_token <= MOST_UNPACKED_ROWS * moe.num_experts:
+    if moe is None or num_tokens * moe.experts_per_token < LEAST_UNPACKED_ROWS * moe.num_experts:
         return 0
-    names = {name for name in held.experts if name in held.codes and held.codes[name].by_rows is None}
-    return max((prod(one.product.shape) for one in matrices_of(spec) if one.name in names), default=0)
+    codes = ((one.product, held.codes.get(one.name)) for one in matrices_of(spec) if one.name in held.experts)
+    in_units = (numbers_of_room(one, code) for one, code in codes if code is not None and code.by_rows is None)
+    return max(in_units, default=0)
+
+
+def numbers_of_room(product: Product, code: Code) -> int:
+    """Of 16 bits, that it takes to bring such a matrix to them or to float8."""
+    in_eights = float8_bytes(product.shape, code) if is_whole_in_float8(code) else 0
+    return max(prod(product.shape), -(-in_eights // ELEMENT_BYTES))
 
 
 def has_copy(matrix: ModelMatrix, choices: Choices) -> bool:

@@ -11,8 +11,12 @@ import torch
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_routing
 from twostroke.backends.cuda.kernels.activation import Gate, activation_of
 from twostroke.backends.cuda.kernels.expert_choice import RouterTerms
+from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile, GroupedTile, HopperTile, UnpackedTile
 from twostroke.backends.cuda.kernels.expert_units import ExpertUnits, dequantise_units_into
+from twostroke.backends.cuda.kernels.float8_products import float8_matmul
+from twostroke.backends.cuda.kernels.float8_room import RowRoom, padded_width, weights_in_float8
+from twostroke.backends.cuda.kernels.float8_tiles import Float8Tile
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import Routed
@@ -21,6 +25,7 @@ from twostroke.backends.cuda.kernels.moe_routing import Order, RoutingScratch
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.packed_products import packed_experts_product
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
+from twostroke.backends.cuda.kernels.product_kernels import NEEDS_ROOM
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
 from twostroke.models.spec import MoeSpec
@@ -83,8 +88,11 @@ class MoeScratch:
         dtype: torch.dtype,
         device: torch.device | str,
         unpacked_weights: int = 0,
+        *,
+        in_float8: bool = False,
     ) -> None:
-        """`unpacked_weights`: of the largest matrix of all experts that is brought to floats for long prompts."""
+        """`unpacked_weights`: of the largest matrix of all experts that is brought to floats for long prompts.
+        `in_float8`: whether rows may be rounded to float8."""
         experts, top_k, pairs = moe.num_experts, moe.experts_per_token, max_tokens * moe.experts_per_token
 
         def integers(*shape: int) -> torch.Tensor:
@@ -105,6 +113,8 @@ class MoeScratch:
         latent = (2, 0 if moe.latent_size is None else max_tokens, width)
         self.latent_rows, self.latent_found = torch.zeros(latent, dtype=dtype, device=device)
         self.unpacked = torch.zeros(unpacked_weights, dtype=dtype, device=device)
+        widest = max(max_tokens * padded_width(hidden_size), pairs * padded_width(moe.expert_intermediate_size))
+        self.rounded = RowRoom(widest if in_float8 else 0, device)
         # What a router of its own norm reads, and then what the experts give, which no stream takes as it is.
         self.beside = torch.zeros(max_tokens if moe.has_own_norms else 0, hidden_size, dtype=dtype, device=device)
         self._top_k = top_k
@@ -161,7 +171,7 @@ class MoeBlock:
         for matrix, places in ((weights.gate_up, (x, activations)), (weights.down, (activations, x))):
             for _, choice in self._choices.later_lines(matrix.product, matrix.form_names, 0):
                 # Steps of few tokens are all launched at start; what no step is long enough for has no room.
-                is_too_long = isinstance(choice.tile, UnpackedTile) and not len(scratch.unpacked)
+                is_too_long = choice.kernel.name in NEEDS_ROOM and not len(scratch.unpacked)
                 if not isinstance(choice.tile, FewTile) and not is_too_long:
                     self.multiply(places[0], matrix, places[1], order, choice, scratch)
 
@@ -182,6 +192,9 @@ class MoeBlock:
                 inputs, coded, results, order, tile=tile, num_sms=num_sms, gated=kind, bias=matrix.bias
             )
             return
+        if isinstance(tile, Float8Tile):
+            self._multiply_in_float8(inputs, matrix, results, order, tile, scratch)
+            return
         if isinstance(tile, UnpackedTile):
             units, tile = matrix.low_bit, tile.inner
             assert isinstance(units, ExpertUnits)
@@ -197,6 +210,31 @@ class MoeBlock:
             grouped_matmul(
                 inputs, held, results, order, tile=tile, bias=bias, gated=kind or alone, has_up=kind is not None
             )
+
+    def _multiply_in_float8(
+        self,
+        inputs: torch.Tensor,
+        matrix: Matrix,
+        results: torch.Tensor,
+        order: Order,
+        tile: Float8Tile,
+        scratch: MoeScratch,
+    ) -> None:
+        held, role = matrix.low_bit, matrix.product.role
+        assert isinstance(held, ExpertUnits | ExpertMatrix)
+        kind = {"gated": self._gate, "activated": self._alone}.get(role)
+        weights, rows = weights_in_float8(held, scratch.unpacked), scratch.rounded.rounded(inputs)
+        float8_matmul(
+            rows,
+            weights,
+            results,
+            tile=tile,
+            order=order,
+            gathers=kind is not None,
+            bias=matrix.bias,
+            gated=kind,
+            has_up=role == "gated",
+        )
 
     def _choice(self, matrix: Matrix, num_pairs: int) -> KernelChoice:
         return self._choices.of(matrix.product, num_pairs, matrix.form_names)

@@ -15,6 +15,9 @@ from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, EightBitMatrix, quantise_rows
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_units import ExpertUnits
+from twostroke.backends.cuda.kernels.float8_products import Float8Rows, Float8Weights, float8_matmul, library_matmul
+from twostroke.backends.cuda.kernels.float8_room import RowRoom, padded_width, weights_in_float8
+from twostroke.backends.cuda.kernels.float8_tiles import float8_bytes
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_into
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
@@ -23,7 +26,7 @@ from twostroke.backends.cuda.kernels.norms import add_rms_norm, layer_norm, rms_
 from twostroke.backends.cuda.kernels.packed_format import FP8, GROUPED_CODES, LOW_BIT_CODES, LOW_BIT_DEPTH
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
-from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
+from twostroke.backends.cuda.kernels.product_kernels import CUBLAS, DENSE_IN_FLOAT8, LIBRARY_IN_FLOAT8
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.layer_matrices import activation_in, alone_in, matrices_of, widest_mlp
 from twostroke.backends.cuda.matrix import Matrix
@@ -43,11 +46,11 @@ LONG_ROWS = 256
 """Steps of fewer rows are all launched at start; of the lengths beyond there are too many."""
 
 
-def card_of(device: torch.device, dtype: torch.dtype) -> Card:
+def card_of(device: torch.device, dtype: torch.dtype, *, prefers_float8: bool = False) -> Card:
     target = target_of(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     is_able = target.is_hopper and dtype in (torch.bfloat16, torch.float16) and why_not() is None
-    return Card(name, target.num_sms, is_able, target.has_float8)
+    return Card(name, target.num_sms, is_able, target.has_float8, prefers_float8)
 
 
 def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | str:
@@ -74,12 +77,15 @@ class ProductScratch:
         products = {matrix.product for matrix in matrices_of(spec) if matrix.kind != "head"}
         dense = [product.shape for product in products if not product.experts]
         shapes = dense if held.dense_codes else [(0, 0)]
-        self.unpacked = torch.zeros(max(prod(shape) for shape in shapes), dtype=dtype, device=device)
+        in_eights = (float8_bytes(shape, code) for shape in shapes for code in held.float8_codes)
+        numbers = max(*(prod(shape) for shape in shapes), -(-max(in_eights, default=0) // dtype.itemsize))
+        self.unpacked = torch.zeros(numbers, dtype=dtype, device=device)
         widest = max(shape[-1] for shape in shapes)
         self.ordered = torch.zeros(num_tokens * widest if held.with_order else 0, dtype=dtype, device=device)
         width = FP8.rounds(widest) * LOW_BIT_DEPTH if FP8 in held.codes.values() else 0
         self.eights = torch.zeros(num_tokens * width, dtype=torch.uint8, device=device)
         self.eight_scales = torch.zeros(num_tokens if width else 0, dtype=torch.float32, device=device)
+        self.rounded = RowRoom(num_tokens * padded_width(widest) if held.float8_codes else 0, device)
 
     def gates_of(self, out: torch.Tensor) -> torch.Tensor:
         """Room for the gates and ups of a result  # [num_rows, 2 * outputs]"""
@@ -310,6 +316,28 @@ def _by_scaling(call: Call) -> None:
         gated(found, out, kind=call.gated)
 
 
+def _in_float8(call: Call) -> None:
+    matrix, bias = call.matrix, call.matrix.bias
+    weights, rows = _weights_and_rows_in_float8(call)
+    float8_matmul(rows, weights, call.out, tile=call.tile, bias=bias, gated=call.gated, has_up=matrix.product.is_gated)
+
+
+def _in_float8_by_library(call: Call) -> None:
+    weights, rows = _weights_and_rows_in_float8(call)
+    found = call.out if call.gated is None else call.scratch.gates_of(call.out)
+    library_matmul(rows, weights, found)
+    if (bias := call.matrix.bias) is not None:
+        found.add_(bias)
+    if call.gated is not None:
+        gated(found, call.out, kind=call.gated)
+
+
+def _weights_and_rows_in_float8(call: Call) -> tuple[Float8Weights, Float8Rows]:
+    weight = call.matrix.low_bit
+    assert isinstance(weight, FourBitMatrix | GroupedMatrix)
+    return weights_in_float8(weight, call.scratch.unpacked), call.scratch.rounded.rounded(_in_order(call))
+
+
 LAUNCHES: dict[str, Callable[[Call], None]] = {
     "cublas": _by_cublas,
     "cluster": _by_clusters,
@@ -317,5 +345,7 @@ LAUNCHES: dict[str, Callable[[Call], None]] = {
     "scaled": _by_scaling,
     **{code.name: _from_low_bit for code in (*LOW_BIT_CODES, *GROUPED_CODES)},
     **{f"{code.name}_unpacked": _by_unpacking for code in (*LOW_BIT_CODES, *GROUPED_CODES)},
+    **{kernel.name: _in_float8 for kernel in DENSE_IN_FLOAT8},
+    **{kernel.name: _in_float8_by_library for kernel in LIBRARY_IN_FLOAT8},
 }
 """By the kernels' names; those that fuse are called where they do."""

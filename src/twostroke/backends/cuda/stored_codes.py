@@ -105,11 +105,18 @@ class Held:
     """Those of experts."""
     declined: Mapping[str, str] = field(default_factory=dict)
     """Why one that is stored in few bits is not held so."""
+    in_float8: frozenset[str] = frozenset()
+    """Those whose rows may be rounded to float8: the file's makers meant it, or somebody asked for it."""
 
     @property
     def dense_codes(self) -> set[Code]:
         """Of matrices that every token meets."""
         return {code for name, code in self.codes.items() if name not in self.experts}
+
+    @property
+    def float8_codes(self) -> set[Code]:
+        """Of dense matrices whose rows may be rounded to float8."""
+        return {self.codes[name] for name in self.in_float8 if name not in self.experts}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -228,6 +235,11 @@ Order = npt.NDArray[np.intp]
 
 def _are_equal(one: Order | None, other: Order | None) -> bool:
     return one is other if one is None or other is None else np.array_equal(one, other)
+
+
+def means_float8(tensor: WeightTensor) -> bool:
+    """Whether the file's makers meant its inputs to be float8."""
+    return isinstance(tensor, ScaledTensor) and tensor.activations is not None and tensor.activations.kind == "fp8"
 
 
 def order_of(tensor: WeightTensor) -> Order | None:

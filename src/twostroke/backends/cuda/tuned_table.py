@@ -17,7 +17,13 @@ from typing import Any
 
 from twostroke.backends.cuda.kernels.expert_tiles import StoredFewExperts, UnitExperts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings, Tile
-from twostroke.backends.cuda.kernels.product_kernels import ANYWHERE, GROUPED_EXPERTS, KERNELS
+from twostroke.backends.cuda.kernels.product_kernels import (
+    ANYWHERE,
+    BY_FLOATS,
+    FLOAT8_FORMS,
+    GROUPED_EXPERTS,
+    KERNELS,
+)
 from twostroke.cache import cache_folder, write_whole
 from twostroke.core.errors import BackendError
 
@@ -81,8 +87,11 @@ def _joined(before: Mapping[Product, Forms], found: Mapping[Product, Forms]) -> 
     joined = dict(before)
     for product, forms in found.items():
         together = {**before.get(product, {}), **forms}
-        # Plain weights go last: every other form has lines only where it is faster.
-        joined[product] = {form: together[form] for form in sorted(together, key=lambda form: form == "plain")}
+        # Plain weights go last, and products in float8 first: they have lines only where they are faster.
+        joined[product] = {
+            form: together[form]
+            for form in sorted(together, key=lambda form: (form == "plain", form not in FLOAT8_FORMS))
+        }
     return joined
 
 
@@ -149,9 +158,13 @@ class Choices:
         return sorted(found)
 
     def _look_up(self, product: Product, rows: int, forms: tuple[str, ...]) -> KernelChoice:
+        asked = FLOAT8_FORMS.intersection(forms) if self.card.prefers_float8 else frozenset()
         for source in self._nearest(product):
+            is_measured = asked <= self._lines[source].keys()
             for form, lines in self._lines[source].items():
                 line = line_at(lines, _rows_in(source, product, rows)) if form in forms else None
+                if line and not is_measured and line.kernel in BY_FLOATS:
+                    continue  # whoever asked for float8 gets it, unless it was measured to be slower
                 choice = line and self._accepted(product, rows, line)
                 if choice:
                     return choice

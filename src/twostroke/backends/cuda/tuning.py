@@ -12,12 +12,12 @@ from statistics import median
 import torch
 
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
-from twostroke.backends.cuda.kernels.packed_format import Code
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import kernels_for
-from twostroke.backends.cuda.layer_matrices import products_of
+from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Table, TableLine, keep, text_of
-from twostroke.backends.cuda.tuning_cases import Case, ExpertsCase, Pool, Trial
+from twostroke.backends.cuda.tuning_cases import Case, ExpertsCase, Trial
+from twostroke.backends.cuda.tuning_pool import HeldProduct, Pool, held_products
 from twostroke.backends.interface import TunedChange, TuningProgress, TuningReport
 from twostroke.models.spec import ModelSpec
 
@@ -35,56 +35,36 @@ def tune(
     dtype: torch.dtype,
     seconds: float,
     progress: TuningProgress,
+    held: Held = AS_COMPUTED,
     device: str = "cuda",
-    code: Code | None = None,
 ) -> TuningReport:
     """For about `seconds` seconds; what there was no time to measure stays as it is. The result is kept in the user's
-    cache. `code`: what layers' matrices are held in, where that is few bits."""
+    cache. `held`: how the model's matrices are held; each product is measured in every code that it has there."""
     started_s = time.perf_counter()
-    # Sums come last: then it is known who behind them norms its rows.
-    products = sorted(products_of(spec), key=lambda product: product.adds_parts)
-    pool = Pool(spec, products, max(LONG_COUNTS), dtype, torch.device(device), code)
+    measured = held_products(spec, held)
+    pool = Pool(spec, measured, max(LONG_COUNTS), dtype, torch.device(device), held)
     before, faults = Choices.on(pool.card), []
     found: dict[Product, Forms] = {}
     changes: list[TunedChange] = []
-    for number, product in enumerate(products):
-        progress(number, len(products), f"{product.role} {product.outputs} x {product.width}")
-        tuner = Tuner(spec, product, pool, before, Choices(Table("so far", found), pool.card))
-        share_s = (seconds - (time.perf_counter() - started_s)) / (len(products) - number)
-        found[product] = tuner.measure(counts_of(product, spec), time.perf_counter() + share_s)
+    for number, each in enumerate(measured):
+        progress(number, len(measured), str(each))
+        tuner = Tuner(spec, each, pool, before, Choices(Table("so far", found), pool.card))
+        share_s = (seconds - (time.perf_counter() - started_s)) / (len(measured) - number)
+        forms = tuner.measure(counts_of(each, spec), time.perf_counter() + share_s)
+        found[each.product] = {**found.get(each.product, {}), **forms}
         changes += tuner.changes
         faults += tuner.faults
-    progress(len(products), len(products), "")
+    progress(len(measured), len(measured), "")
     kept = keep(pool.card.name, found)
     text = text_of(before.table.with_others(found))
-    return TuningReport(pool.card.name, len(products), changes, faults, time.perf_counter() - started_s, kept, text)
+    return TuningReport(pool.card.name, len(measured), changes, faults, time.perf_counter() - started_s, kept, text)
 
 
-def tune_forms(
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    seconds: float,
-    progress: TuningProgress,
-    codes: Sequence[Code] = (),
-    device: str = "cuda",
-) -> TuningReport:
-    """One code after another, where matrices are held in several; each has its share of the time. Of a code that not
-    all of a model's matrices have, the others are measured too: another file of the same shape may have them."""
-    share_s = seconds / max(1, len(codes))
-    reports = [tune(spec, dtype, share_s, progress, device, code) for code in codes or (None,)]
-    return replace(
-        reports[-1],
-        num_products=sum(report.num_products for report in reports),
-        changes=[change for report in reports for change in report.changes],
-        faults=[fault for report in reports for fault in report.faults],
-        seconds=sum(report.seconds for report in reports),
-    )
-
-
-def counts_of(product: Product, spec: ModelSpec) -> list[int]:
+def counts_of(held: HeldProduct, spec: ModelSpec) -> list[int]:
     """Numbers of rows that are measured; of experts there are several a token."""
-    each = spec.moe.experts_per_token if spec.moe is not None and product.experts else 1
-    counts = DECODE_COUNTS if product.role == "head" else (*DECODE_COUNTS, *LONG_COUNTS)
+    moe = spec.layers[held.layer].moe if held.product.experts else None
+    each = 1 if moe is None else moe.experts_per_token
+    counts = DECODE_COUNTS if held.product.role == "head" else (*DECODE_COUNTS, *LONG_COUNTS)
     return [count * each for count in counts]
 
 
@@ -95,8 +75,9 @@ OTHERS_FIRST = ("packed",)
 class Tuner:
     """One product, at every number of rows."""
 
-    def __init__(self, spec: ModelSpec, product: Product, pool: Pool, before: Choices, so_far: Choices) -> None:
-        self._spec, self._product, self._pool, self._before, self._so_far = spec, product, pool, before, so_far
+    def __init__(self, spec: ModelSpec, held: HeldProduct, pool: Pool, before: Choices, so_far: Choices) -> None:
+        self._spec, self._held, self._pool, self._before, self._so_far = spec, held, pool, before, so_far
+        self._product = held.product
         self.changes: list[TunedChange] = []
         self.faults: list[str] = []
 
@@ -107,7 +88,7 @@ class Tuner:
 
         def rehearse() -> None:
             for case in cases:
-                for trial in self._trials(case):
+                for trial in self.trials(case):
                     case.run(case.choices(trial), case.matrices[0])
 
         with compiled_ahead(rehearse, wanted=self._pool.stream is not None):
@@ -133,13 +114,13 @@ class Tuner:
     def case(self, rows: int) -> Case:
         if self._product.experts:
             known = Choices(self._before.table.with_others(self._so_far.table.products), self._pool.card)
-            return ExpertsCase(self._spec, self._product, rows, self._pool, known)
+            return ExpertsCase(self._spec, self._held, rows, self._pool, known)
         readers = [product for product in self._so_far.table.products if product.role in ("plain", "gated")]
-        forms = self._pool.layer_forms
-        fuses = all(self._so_far.of(reader, rows, forms).kernel.fuses for reader in readers)
-        return Case(self._spec, self._product, rows, self._pool, next_fuses=fuses and bool(readers))
+        chosen = (self._so_far.of(reader, rows, self._pool.forms_of(reader)) for reader in readers)
+        fuses = all(choice.kernel.fuses for choice in chosen)
+        return Case(self._spec, self._held, rows, self._pool, next_fuses=fuses and bool(readers))
 
-    def _trials(self, case: Case) -> list[Trial]:
+    def trials(self, case: Case) -> list[Trial]:
         """What the table has now, first."""
         forms = case.matrices[0].form_names
         kernels = [kernel for kernel in kernels_for(case.product) if kernel.form in forms]
@@ -162,7 +143,7 @@ class Tuner:
         they take."""
         matrix, forms = case.matrices[0], case.matrices[0].form_names
         expected, now, tried = case.expected(matrix), self._now(case.rows, forms), dict[Trial, float]()
-        for trial in self._trials(case):
+        for trial in self.trials(case):
             try:
                 fault = case.fault(trial, matrix, expected)
                 if fault is None:
@@ -187,8 +168,8 @@ class Tuner:
 
 
 def base_of(forms: tuple[str, ...]) -> str:
-    """The form that takes any number of rows: a copy for decode does not."""
-    return "plain" if "plain" in forms else forms[0]
+    """The form that takes any number of rows: a copy for decode does not, nor do products in float8."""
+    return "plain" if "plain" in forms else forms[-1]
 
 
 def _extend(lines: list[TableLine], line: TableLine) -> None:

@@ -26,7 +26,7 @@ BESIDE_CONFIG = (
     ("quant_config.json", None, "awq"),
 )
 """Files of folders whose config.json says nothing: where in them the settings are, and whose they are."""
-_LEFT_OPEN = frozenset({Role.ROUTER, Role.HEAD, Role.EXPERTS})
+_LEFT_OPEN = frozenset({Role.ROUTER, Role.HEAD})
 
 
 def read_quantisation(config: Fields) -> Quantisation | None:

@@ -46,7 +46,7 @@ def read(fields: Fields) -> Quantisation:
     ignore = settings.checked(fields, "exclude_modules", NameList(entries, Matching.SEGMENTS))
     is_mixed = fields.text("quant_algo") == "MIXED_PRECISION"
     rules = _mixed(fields) if is_mixed else (Rule(None, _scheme(fields, "quant_algo")),)
-    open_roles = frozenset({Role.ROUTER, Role.HEAD, Role.EXPERTS})
+    open_roles = frozenset({Role.ROUTER, Role.HEAD})
     return Quantisation("modelopt", fields.source, rules, ignore, open_roles, kv=_kv(fields))
 
 

@@ -183,7 +183,7 @@ class Quantisation:
     ignore: NameList
     open_roles: frozenset[Role] = frozenset({Role.ROUTER, Role.EXPERTS})
     """Of modules that no rule names: these are as they are stored. Stacked experts are no module of the class Linear,
-    and most tools leave them as they are."""
+    of which most methods speak; their tools leave them as they are, and a start says so."""
     float_roles: frozenset[Role] = frozenset({Role.EMBEDDING})
     """And these are floats."""
     kv: KVScheme | None = None

@@ -5,7 +5,8 @@ and how they are read; who multiplies, others know."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import log2
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -22,6 +23,8 @@ LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 IQ4_LEVELS = tuple(entry - TABLES["iq4_nl"].middle for entry in TABLES["iq4_nl"].entries)
 _TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "two": torch.int8}
 TOP_INPUTS = tl.constexpr(row_forms.TOP_INPUTS)
+DRAWN: Final = 0.02
+"""What weights that are drawn at random reach, about."""
 
 
 def _word(numbers: tuple[int, ...]) -> int:
@@ -111,6 +114,27 @@ class ExpertMatrix:
             else:
                 numbers, scales = quantised_by_groups(weight, form.group)
             self.put(expert * len(weight), numbers, scales, offsets=minimums)
+
+    def draw(self) -> None:
+        """At random, about as large as a layer's weights are: for who measures products."""
+        form, device, (experts, rows) = self.form, self.data.device, self.data.shape[:2]
+        share = DRAWN / {"whole": form.middle, "e2m1": 4, "e4m3": 128, "iq4_nl": 64}[form.levels]
+        groups, most = (rows, form.groups(self.width)), 120 if form.levels == "e4m3" else 1 << form.bits
+        tops = torch.full((rows, form.tops(self.width), form.kinds), share, device=device)
+        scales = share * (0.5 + torch.rand(groups, device=device))
+        if form.scale == "two":
+            tops[..., 1:] *= form.middle
+            scales = torch.full(groups, 16, dtype=torch.uint8, device=device)
+            tops /= 16
+        elif form.scale == "e8m0":
+            scales = torch.full(groups, 127 + round(log2(share)), dtype=torch.uint8, device=device)
+        elif form.scale == "e4m3":
+            scales = torch.full(groups, 0x38, dtype=torch.uint8, device=device)  # one
+        offsets = torch.full_like(scales, form.middle) if form.offset == "zero" else -form.middle * scales
+        for expert in range(experts):
+            numbers = torch.randint(0, most, (rows, self.width), dtype=torch.uint8, device=device)
+            own = scales if form.scale == "two" else offsets
+            self.put(expert * rows, numbers, scales, offsets=own, tops=tops)
 
     def dequantised(self) -> torch.Tensor:
         """float32 [experts, rows, width], as bfloat16 has them"""

@@ -184,8 +184,15 @@ class StoredGroupedExperts(GroupedExperts):
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> GroupedTile | str:
         tile = super().tile(product, rows, card, settings)
-        if isinstance(tile, str) or settings:
-            return tile
+        return tile if isinstance(tile, str) or settings else self._bounded(tile)
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        """The rule's tile and its neighbours, of few enough registers."""
+        near = (GroupedTile(**settings) for settings in super().candidates(product, rows, card))
+        found = [settings_of(self._bounded(tile)) for tile in near]
+        return [each for at, each in enumerate(found) if each not in found[:at]]
+
+    def _bounded(self, tile: GroupedTile) -> GroupedTile:
         tile = replace(tile, rows=min(tile.rows, 64), outputs=min(tile.outputs, 64), depth=64, bulk=False)
         return self._without_spills(tile) if tile.weights_first else tile
 
@@ -231,7 +238,8 @@ class HopperExperts:
 
 
 class UnitExperts:
-    """The same of weights in few bits that lie in units, in CUDA C++. It has a rule, as no table has lines for it."""
+    """The same of weights in few bits that lie in units, in CUDA C++. It has a rule, as the package's table has no
+    lines for it."""
 
     fuses = False
 
@@ -263,12 +271,23 @@ class UnitExperts:
         return [rows_of_large_tiles(product, card), *higher, MOST_UNPACKED_ROWS * product.experts + 1]
 
     def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
-        return []
+        """From the average on, until most experts' rows have room."""
+        average = min(rows / product.experts, TILE_ROWS[-1])
+        if rows > MOST_UNPACKED_ROWS * product.experts:
+            return []
+        return [
+            {"rows": high, "groups": groups, "units": units}
+            for high in TILE_ROWS
+            if average <= high <= max(32, 2.5 * average)
+            for groups, units in ((2, 2), (4, 1), (2, 1))
+        ]
 
 
 TILE_ROWS: Final = tuple(range(8, WHOLE_ROUND_ROWS + 1, 8))
 MOST_UNPACKED_ROWS: Final = 256
-"""An expert's, on average, up to which weights are unpacked for each tile of rows anew."""
+"""An expert's, on average, up to which weights are unpacked for each tile of rows anew, where no table has a line."""
+LEAST_UNPACKED_ROWS: Final = 64
+"""An expert's, on average, from which on it is worth measuring whether weights are brought to floats first."""
 
 
 def rows_of_large_tiles(product: Product, card: Card) -> int:
@@ -294,6 +313,8 @@ class UnpackedExperts:
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> UnpackedTile | str:
         if not product.experts:
             return NO_EXPERTS
+        if card.has_hopper_kernels and rows < LEAST_UNPACKED_ROWS * product.experts:
+            return "of few rows weights are read as they are held"  # and there may be no room to bring them to
         for outputs in (256, 128, 64):
             more = {} if product.is_gated else {"rows_in_bulk": True, "pieces": 2}
             wide = {"rows": 128, "outputs": min(outputs, 128) if product.is_gated else outputs, "stages": 4, **more}
@@ -303,7 +324,8 @@ class UnpackedExperts:
         return plain if isinstance(plain, str) else UnpackedTile(plain)
 
     def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
-        return []
+        """Where weights are read often enough."""
+        return [{}] if rows >= LEAST_UNPACKED_ROWS * product.experts else []
 
 
 class PackedExperts:

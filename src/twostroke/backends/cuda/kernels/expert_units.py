@@ -16,9 +16,14 @@ from torch.nn import functional
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, LARGEST, LEAST_SCALE
-from twostroke.backends.cuda.kernels.expert_numbers import LEVELS, eight_bit_floats, powers_of_two, small_floats
-from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_experts_into
-from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, dequantise_grouped_into
+from twostroke.backends.cuda.kernels.expert_numbers import DRAWN, LEVELS, eight_bit_floats, powers_of_two, small_floats
+from twostroke.backends.cuda.kernels.float8_levels import store_level
+from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_experts_into, levels_into
+from twostroke.backends.cuda.kernels.grouped_numbers import (
+    GroupedMatrix,
+    dequantise_grouped_into,
+    grouped_levels_into,
+)
 from twostroke.backends.cuda.kernels.packed_format import (
     FP8_UNITS,
     LOW_BIT_DEPTH,
@@ -79,6 +84,14 @@ class ExpertUnits:
         for matrix, weight in zip(self, weights, strict=True):
             matrix.quantise(weight)
 
+    def draw(self) -> None:
+        """At random, about as large as a layer's weights are: for who measures products."""
+        for matrix in self:
+            if isinstance(matrix, FourBitMatrix):
+                matrix.quantise(torch.randn(self.rows, self.width, device=self.data.device) * DRAWN)
+            else:
+                matrix.draw()
+
     def dequantised(self) -> torch.Tensor:
         """float32 [experts, rows, width], of weights as they are multiplied"""
         return torch.stack([matrix.dequantised() for matrix in self])
@@ -100,6 +113,17 @@ class SmallFloatUnits:
         assert self.code is FP8_UNITS
         scales = torch.clamp(weight.abs().amax(1).float() / LARGEST, min=LEAST_SCALE)
         self.put((weight.float() / scales[:, None]).to(E4M3).view(torch.uint8), scales)
+
+    def draw(self) -> None:
+        """At random, about as large as a layer's weights are."""
+        device, is_float8 = self.data.device, self.code is FP8_UNITS
+        numbers = torch.randint(0, 120 if is_float8 else 16, (self.rows, self.width), dtype=torch.uint8, device=device)
+        if is_float8:
+            numbers |= torch.randint(0, 2, numbers.shape, dtype=torch.uint8, device=device) << 7
+            self.put(numbers, DRAWN / 128 * (0.5 + torch.rand(self.rows, device=device)))
+            return
+        groups = -(-self.width // MX_GROUP)
+        self.put(numbers, torch.randint(118, 121, (self.rows, groups), dtype=torch.uint8, device=device))
 
     def put(self, numbers: torch.Tensor, scales: torch.Tensor, name: str = "a matrix") -> None:
         """numbers: uint8 [rows, width], bits of e4m3 or of e2m1; scales: float32 [rows], or uint8 [rows, groups], the
@@ -183,30 +207,44 @@ def _mx_order(device: torch.device) -> torch.Tensor:
 def dequantise_units_into(weights: ExpertUnits, out: torch.Tensor) -> None:
     """out: bfloat16 [experts, rows, width], contiguous; gate, then up. At the speed of memory."""
     assert out.shape == (len(weights.data), weights.rows, weights.width) and out.is_contiguous()
+    first, *_ = weights
+    if isinstance(first, GroupedMatrix):
+        dequantise_grouped_into(first, out, experts=len(weights.data))
+        return
+    if isinstance(first, FourBitMatrix):
+        dequantise_experts_into(first, out, len(weights.data))
+        return
+    _launch(weights, out, None)
+
+
+def unit_levels_into(weights: ExpertUnits, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+    """As `four_bits.levels_into`, of codes whose numbers are whole in float8; of float8 with factors `scales` are those
+    [experts, 1, rows]."""
+    first, *_ = weights
+    if isinstance(first, GroupedMatrix):
+        grouped_levels_into(first, numbers, scales, len(weights.data))
+    elif isinstance(first, FourBitMatrix):
+        levels_into(first, numbers, scales, len(weights.data))
+    else:
+        _launch(weights, numbers.view(E4M3), scales)
+
+
+def _launch(weights: ExpertUnits, out: torch.Tensor, scales: torch.Tensor | None) -> None:
     code, (experts, units, rounds) = weights.code, weights.data.shape[:3]
-    if code.grouping is not None:
-        first, *_ = weights
-        assert isinstance(first, GroupedMatrix)
-        dequantise_grouped_into(first, out, experts=experts)
-        return
-    if code not in (FP8_UNITS, MX_UNITS):
-        first, *_ = weights
-        assert isinstance(first, FourBitMatrix)
-        dequantise_experts_into(first, out, experts)
-        return
     launcher(_dequantise_units, (units * rounds, experts))(
-        weights.data, weights.data.view(torch.int32), weights.factors, out, weights.rows, weights.width, rounds, units,
-        UNIT_BYTES=code.unit_bytes,
+        weights.data, weights.data.view(torch.int32), weights.factors, out, scales, weights.rows, weights.width, rounds,
+        units, UNIT_BYTES=code.unit_bytes,
         GATED=weights.is_gated, UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, GROUP=MX_GROUP, POWERS_UP=POWERS_UP, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "units"])
 def _dequantise_units(
-    data, words, factors, out, rows, width, rounds, units, UNIT_BYTES: tl.constexpr, GATED: tl.constexpr,
+    data, words, factors, out, scales, rows, width, rounds, units, UNIT_BYTES: tl.constexpr, GATED: tl.constexpr,
     UNIT: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, POWERS_UP: tl.constexpr,
 ):  # fmt: skip
-    """One round of one unit of an expert; with factors float8, else MXFP4."""
+    """One round of one unit of an expert; with factors float8, else MXFP4. With `scales`, float8 numbers and the scales
+    apart."""
     program, expert = tl.program_id(0), tl.program_id(1).to(tl.int64)
     start = (expert * units * rounds + program) * UNIT_BYTES
     in_unit, k = tl.arange(0, UNIT)[:, None], tl.arange(0, DEPTH)[None, :]
@@ -216,7 +254,7 @@ def _dequantise_units(
     if factors is not None:
         byte = warp * 2048 + step // 2 * 512 + lane * 16 + step % 2 * 8 + half * 4 + neighbour * 2 + (1 - second)
         found = eight_bit_floats(tl.load(data + start + byte).to(tl.int32))
-        value = found * tl.load(factors + expert * units * UNIT + row)
+        scale = tl.load(factors + expert * units * UNIT + row)
     else:
         word = warp * 1024 + step // 4 * 512 + lane * 16 + step % 4 * 4
         pair = second * 2 + half
@@ -228,8 +266,18 @@ def _dequantise_units(
         code = (both >> lowest & 1) | (both >> middle & 3) << 1 | (both >> sign & 1) << 3
         power = (warp * 8 + in_unit % 8) * 2 + half
         held = tl.load(data + start + UNIT * DEPTH // 2 + power * (DEPTH // GROUP) + k // GROUP).to(tl.int32)
-        value = small_floats(code) * powers_of_two(held - POWERS_UP)
+        found, scale = small_floats(code), powers_of_two(held - POWERS_UP)
     target = (row % 16 // 8) * (rows // 2) + row // 16 * 8 + row % 8 if GATED else row
     inputs = program % rounds * DEPTH + k
+    if scales is not None:
+        level = tl.where(inputs < width, found, 0.0)
+        if factors is not None:
+            store_level(level, scale, out, scales, expert, target, row < rows, inputs, rows, rounds, 0, DEPTH)
+        else:
+            store_level(
+                level, scale, out, scales, expert, target, row < rows, inputs, rows, rounds, DEPTH // GROUP, DEPTH
+            )
+        return
+    value = found * scale
     to = out + (expert * rows + target) * width + inputs
     tl.store(to, value.to(tl.bfloat16).to(out.dtype.element_ty), mask=(row < rows) & (inputs < width))

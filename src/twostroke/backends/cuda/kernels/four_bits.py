@@ -13,6 +13,7 @@ import triton.language as tl
 from torch.nn import functional
 
 from twostroke.backends.cuda.compile_ahead import launcher
+from twostroke.backends.cuda.kernels.float8_levels import store_level
 from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, units_of
 from twostroke.backends.cuda.kernels.unit_order import from_units, to_units
 
@@ -139,20 +140,32 @@ def dequantise_into(weight: FourBitMatrix, out: torch.Tensor) -> None:
 def dequantise_experts_into(first: FourBitMatrix, out: torch.Tensor, experts: int) -> None:
     """Of this many matrices that lie one behind the other. out: [experts, rows, width], contiguous"""
     assert out.numel() == experts * first.rows * first.width and out.is_contiguous()
+    _launch(first, out, None, experts)
+
+
+def levels_into(first: FourBitMatrix, numbers: torch.Tensor, scales: torch.Tensor, experts: int = 1) -> None:
+    """numbers: uint8, bits of e4m3 [experts, rows, padded width]; scales: float32 [experts, groups, rows]: a weight is
+    its number times the scale."""
+    assert not first.code.has_offsets
+    _launch(first, numbers.view(torch.float8_e4m3fn), scales, experts)
+
+
+def _launch(first: FourBitMatrix, out: torch.Tensor, scales: torch.Tensor | None, experts: int) -> None:
     code = first.code
     launcher(_dequantise, (first.units * first.rounds, experts))(
-        first.data, first.data.view(BF16), out, first.rows, first.width, first.rounds, UNIT_BYTES=code.unit_bytes,
-        SCALES=code.scales, OFFSETS=code.has_offsets, GATED=first.is_gated, UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH,
-        SCALED_UP=SCALED_UP, OFFSETS_DOWN=OFFSETS_DOWN, num_warps=4,
+        first.data, first.data.view(BF16), out, scales, first.rows, first.width, first.rounds,
+        UNIT_BYTES=code.unit_bytes, SCALES=code.scales, OFFSETS=code.has_offsets, GATED=first.is_gated,
+        UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, SCALED_UP=SCALED_UP, OFFSETS_DOWN=OFFSETS_DOWN, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _dequantise(
-    numbers, lanes, out, rows, width, rounds, UNIT_BYTES: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
-    GATED: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr, SCALED_UP: tl.constexpr, OFFSETS_DOWN: tl.constexpr,
+    numbers, lanes, out, scales, rows, width, rounds, UNIT_BYTES: tl.constexpr, SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr, GATED: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
+    SCALED_UP: tl.constexpr, OFFSETS_DOWN: tl.constexpr,
 ):  # fmt: skip
-    """One round of one unit of an expert."""
+    """One round of one unit of an expert. With `scales`, float8 numbers and the scales apart."""
     program, expert = tl.program_id(0), tl.program_id(1).to(tl.int64)
     start = (expert * tl.num_programs(0) + program) * UNIT_BYTES
     in_unit, k = tl.arange(0, UNIT)[:, None], tl.arange(0, DEPTH)[None, :]
@@ -170,5 +183,9 @@ def _dequantise(
     row = program // rounds * UNIT + in_unit
     target = (row % 16 // 8) * (rows // 2) + row // 16 * 8 + row % 8 if GATED else row
     inputs = program % rounds * DEPTH + k
+    if scales is not None:
+        level = tl.where(inputs < width, number - 8, 0).to(tl.float32)
+        store_level(level, scale, out, scales, expert, target, row < rows, inputs, rows, rounds, SCALES, DEPTH)
+        return
     place = out + (expert * rows + target) * width + inputs
     tl.store(place, value.to(tl.bfloat16).to(out.dtype.element_ty), mask=(row < rows) & (inputs < width))

@@ -17,6 +17,7 @@ from torch.nn import functional
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.block_rounding import rounded_in_blocks
 from twostroke.backends.cuda.kernels.eight_bits import E4M3
+from twostroke.backends.cuda.kernels.float8_levels import store_level
 from twostroke.backends.cuda.kernels.packed_format import (
     LOW_BIT_DEPTH,
     OFFSETS,
@@ -128,8 +129,10 @@ class GroupedMatrix:
         own, device = self.grouping, self.data.device
         most = 120 if own.is_float8 else 16 << own.high_bits
         numbers = torch.randint(0, most, (self.rows, self.width), device=device)
+        if own.is_float8:
+            numbers += 128 * torch.randint(0, 2, numbers.shape, device=device)
         groups, share = (self.rows, -(-self.width // self.code.group)), 0.02 / (4 * own.middle)
-        scales, offsets, tops = torch.full(groups, share, device=device), None, None
+        scales, offsets, tops = share * (0.5 + torch.rand(groups, device=device)), None, None
         if own.scale == "two":
             scales = torch.full(groups, 16, dtype=torch.int8, device=device)
             tops = torch.full((self.rows, self.rounds, own.kinds), share / 16, dtype=torch.float16, device=device)
@@ -137,7 +140,7 @@ class GroupedMatrix:
         if own.offset != "none":
             is_scaled = own.offset == "added" and own.scale != "two"
             offsets = scales if own.scale == "two" else torch.full_like(scales, own.middle)
-            offsets = -offsets * share if is_scaled else offsets
+            offsets = -own.middle * scales if is_scaled else offsets
         self.put(numbers.to(torch.uint8), GroupValues(scales, offsets, tops))
 
     def _scale_bytes(self, values: GroupValues) -> torch.Tensor:
@@ -244,14 +247,23 @@ def dequantise_grouped_into(weight: GroupedMatrix, out: torch.Tensor, experts: i
     """out: [rows, width], contiguous; gate, then up; inputs in the matrix's `order`. At the speed of memory. `experts`:
     matrices that lie one behind the other, of which it is the first  # out [experts, rows, width]"""
     assert out.numel() == experts * weight.rows * weight.width and out.is_contiguous()
+    _launch(weight, out, None, experts)
+
+
+def grouped_levels_into(weight: GroupedMatrix, numbers: torch.Tensor, scales: torch.Tensor, experts: int = 1) -> None:
+    """As `four_bits.levels_into`, of codes whose numbers are whole in float8."""
+    _launch(weight, numbers.view(E4M3), scales, experts)
+
+
+def _launch(weight: GroupedMatrix, out: torch.Tensor, scales: torch.Tensor | None, experts: int) -> None:
     code, own = weight.code, weight.grouping
     words = (0, 0, 0, 0) if own.table is None else tuple(_signed_word(word) for word in TABLES[own.table].words)
     launcher(_dequantise_grouped, (weight.units * weight.rounds, experts))(
         weight.data, weight.data.view(torch.float16), weight.data.view(BF16), weight.data.view(torch.float32), out,
-        weight.rows, weight.width, weight.rounds, UNIT_BYTES=code.unit_bytes, SCALES=code.scales, HIGH=own.high_bits,
-        SCALE_TYPE=SCALE_TYPES[own.scale], OFFSET=OFFSETS[own.offset], FLOAT8=own.is_float8, GATED=weight.is_gated,
-        MIDDLE=own.middle, TABLE=own.table is not None, FIRST=words[0], SECOND=words[1], THIRD=words[2], LAST=words[3],
-        UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, num_warps=4,
+        scales, weight.rows, weight.width, weight.rounds, UNIT_BYTES=code.unit_bytes, SCALES=code.scales,
+        HIGH=own.high_bits, SCALE_TYPE=SCALE_TYPES[own.scale], OFFSET=OFFSETS[own.offset], FLOAT8=own.is_float8,
+        GATED=weight.is_gated, MIDDLE=own.middle, TABLE=own.table is not None, FIRST=words[0], SECOND=words[1],
+        THIRD=words[2], LAST=words[3], UNIT=UNIT_ROWS, DEPTH=LOW_BIT_DEPTH, num_warps=4,
     )  # fmt: skip
 
 
@@ -279,12 +291,12 @@ def _values(data, halves, bfloats, floats, start, at, SCALE_TYPE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _dequantise_grouped(
-    data, halves, bfloats, floats, out, rows, width, rounds, UNIT_BYTES: tl.constexpr, SCALES: tl.constexpr,
-    HIGH: tl.constexpr, SCALE_TYPE: tl.constexpr, OFFSET: tl.constexpr, FLOAT8: tl.constexpr, GATED: tl.constexpr,
-    MIDDLE: tl.constexpr, TABLE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    LAST: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
+    data, halves, bfloats, floats, out, levels_scales, rows, width, rounds, UNIT_BYTES: tl.constexpr,
+    SCALES: tl.constexpr, HIGH: tl.constexpr, SCALE_TYPE: tl.constexpr, OFFSET: tl.constexpr, FLOAT8: tl.constexpr,
+    GATED: tl.constexpr, MIDDLE: tl.constexpr, TABLE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    THIRD: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """One round of one unit of an expert."""
+    """One round of one unit of an expert. With `levels_scales`, float8 numbers and the scales apart."""
     program, expert = tl.program_id(0), tl.program_id(1).to(tl.int64)
     start = (expert * tl.num_programs(0) + program) * UNIT_BYTES
     in_unit, k = tl.arange(0, UNIT)[:, None], tl.arange(0, DEPTH)[None, :]
@@ -322,6 +334,20 @@ def _dequantise_grouped(
         offset = scale
         if OFFSET > 0:
             offset = _values(data, halves, bfloats, floats, scales, at + UNIT, SCALE_TYPE)
+    row = program // rounds * UNIT + in_unit
+    target = (row % 16 // 8) * (rows // 2) + row // 16 * 8 + row % 8 if GATED else row
+    inputs = program % rounds * DEPTH + k
+    if levels_scales is not None:
+        if FLOAT8:
+            bits = ((number & 0x80) << 24) | ((number & 0x7F) << 20)
+            level = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+        elif OFFSET == 2:
+            level = number.to(tl.float32) - offset
+        else:
+            level = (number - MIDDLE).to(tl.float32)
+        level = tl.where(inputs < width, level, 0.0)
+        store_level(level, scale, out, levels_scales, expert, target, row < rows, inputs, rows, rounds, SCALES, DEPTH)
+        return
     if FLOAT8:
         # An e4m3's exponent and mantissa, where float32 has them: 2^120 times too small, and exact.
         bits = ((number & 0x80) << 24) | ((number & 0x7F) << 20)
@@ -332,8 +358,5 @@ def _dequantise_grouped(
         value = (number.to(tl.float32) - offset) * scale
     else:
         value = (number - MIDDLE).to(tl.float32) * scale
-    row = program // rounds * UNIT + in_unit
-    target = (row % 16 // 8) * (rows // 2) + row // 16 * 8 + row % 8 if GATED else row
-    inputs = program % rounds * DEPTH + k
     to = out + (expert * rows + target) * width + inputs
     tl.store(to, value.to(tl.bfloat16).to(out.dtype.element_ty), mask=(row < rows) & (inputs < width))

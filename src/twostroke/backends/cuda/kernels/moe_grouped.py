@@ -56,7 +56,7 @@ def _block(blocks, row, pointers, start, num_inputs: tl.constexpr, DEPTH: tl.con
 
 
 @triton.jit
-def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+def place_of(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """Which expert a program works for (`experts`: none), the first of its rows, their end, and its block of outputs.
     Tiles of one expert that read the same weights are neighbours, so that L2 serves all but the first."""
     ids = tl.arange(0, PADDED)
@@ -88,7 +88,7 @@ def _grouped_kernel(
     program = tl.program_id(0)
     # The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
     wait_and_start_next(PDL and GATED is not None)
-    expert, first, end, block = _place(program, starts, experts, blocks, ROWS, EXPERTS_PADDED)
+    expert, first, end, block = place_of(program, starts, experts, blocks, ROWS, EXPERTS_PADDED)
     outputs = block * OUTPUTS + tl.arange(0, OUTPUTS)
     # Rows and outputs beyond the end read the first one again: no mask in the loop, and they are not stored.
     readable = tl.where(outputs < num_outputs, outputs, 0)

@@ -53,6 +53,8 @@ class Card:
     """Whether it runs Hopper's kernels: its chip, the type that is computed in, and a compiler at hand."""
     has_float8: bool = False
     """Whether its tensor cores multiply float8."""
+    prefers_float8: bool = False
+    """Whether rows of prompts are rounded to float8 where no table says otherwise: it was asked for."""
 
 
 class Tile(Protocol):

@@ -16,6 +16,15 @@ from twostroke.backends.cuda.kernels.expert_tiles import (
     UnitExperts,
     UnpackedExperts,
 )
+from twostroke.backends.cuda.kernels.float8_tiles import (
+    DENSE_FLOAT8,
+    ROWS_FLOAT8,
+    UNITS_FLOAT8,
+    Float8Experts,
+    Float8Products,
+    LibraryFloat8Products,
+    in_float8,
+)
 from twostroke.backends.cuda.kernels.gemv_config import GemvProducts
 from twostroke.backends.cuda.kernels.packed_format import (
     FOUR_BITS,
@@ -85,18 +94,34 @@ FLOAT8_BY_RULE = 160
 CUBLAS, GROUPED_EXPERTS = CublasProducts(), GroupedExperts()
 FEW_LOW_BIT = (PackedProducts(FP8, FLOAT8_BY_RULE), *(PackedProducts(code) for code in (*FOUR_BITS, *GROUPED_CODES)))
 UNPACKED = tuple(UnpackedProducts(code) for code in (*LOW_BIT_CODES, *GROUPED_CODES))
-LOW_BIT: tuple[Kernel, ...] = (*FEW_LOW_BIT, ScaledProducts(), *UNPACKED)
+DENSE_IN_FLOAT8 = tuple(Float8Products(code) for code in DENSE_FLOAT8)
+LIBRARY_IN_FLOAT8 = tuple(LibraryFloat8Products(code) for code in DENSE_FLOAT8)
+EXPERTS_IN_FLOAT8 = tuple(Float8Experts(code) for code in (*UNITS_FLOAT8, *ROWS_FLOAT8))
+LOW_BIT: tuple[Kernel, ...] = (*FEW_LOW_BIT, ScaledProducts(), *DENSE_IN_FLOAT8, *UNPACKED)
+UNPACKED_EXPERTS = tuple(UnpackedExperts(code) for code in UNIT_CODES)
 STORED_EXPERTS: tuple[Kernel, ...] = (
+    *EXPERTS_IN_FLOAT8,
     *(UnitExperts(code) for code in UNIT_CODES),
-    *(UnpackedExperts(code) for code in UNIT_CODES),
+    *UNPACKED_EXPERTS,
     *(StoredFewExperts(form) for form in ROW_FORMS),
     *(StoredGroupedExperts(form) for form in ROW_FORMS),
 )
 ANYWHERE: tuple[Kernel, ...] = (*LOW_BIT, CUBLAS, GROUPED_EXPERTS, *STORED_EXPERTS)
 """What computes a product, of weights in its form, that no table has a line for: the first that takes it, by a rule of
 its own. The last of each form takes it on any card."""
-DENSE: tuple[Kernel, ...] = (PackedProducts(), GemvProducts(), ClusterProducts(), CUBLAS, *LOW_BIT)
+DENSE: tuple[Kernel, ...] = (
+    *(PackedProducts(), GemvProducts(), ClusterProducts(), CUBLAS),
+    *(*LOW_BIT, *LIBRARY_IN_FLOAT8),
+)
 EXPERTS: tuple[Kernel, ...] = (PackedExperts(), FewExperts(), HopperExperts(), GROUPED_EXPERTS, *STORED_EXPERTS)
+FLOAT8_FORMS = frozenset(in_float8(code) for code in (*DENSE_FLOAT8, *UNITS_FLOAT8, *ROWS_FLOAT8))
+"""Forms that weights may be read in for prompts, beside the one that they are held in."""
+NEEDS_ROOM = frozenset(
+    (*(kernel.name for kernel in UNPACKED_EXPERTS), *(Float8Experts(code).name for code in UNITS_FLOAT8))
+)
+"""Kernels that bring experts' weights to another form first, in room that short steps have none of."""
+BY_FLOATS = frozenset((*(kernel.name for kernel in UNPACKED), *(kernel.name for kernel in UNPACKED_EXPERTS)))
+"""Kernels that bring weights to the type that is computed in first."""
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (*DENSE, *EXPERTS)}
 
 

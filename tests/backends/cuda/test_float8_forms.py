@@ -1,0 +1,260 @@
+"""Who multiplies in float8 by weights in few bits: what a file means, what somebody asked for, and what a table says.
+And that a layer's products, and a model's, are right then."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.backends.cuda.engines import Sizes, mixed_requests, play
+from tests.backends.cuda.packed_case import activated
+from tests.backends.cuda.tables import H200
+from tests.backends.cuda.test_float8_products import rounded as rounded_rows
+from tests.backends.cuda.test_float8_rows import MEAN_TOLERANCE
+from tests.backends.cuda.test_low_bit_products import HOPPER, held
+from tests.backends.cuda.test_stored_model import rounded
+from tests.models.quantised.folders import FORMATS, arguments, make_quantised, quantise_folder
+from tests.models.tiny_checkpoints import make_tiny
+
+from twostroke.backends import cuda
+from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda.kernels.float8_tiles import Float8Tile, LibraryTile, in_float8
+from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, GROUPED_CODES, INT4, Code
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
+from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
+from twostroke.backends.cuda.model_matrices import held_of, held_on
+from twostroke.backends.cuda.products import LAUNCHES, Products, ProductScratch, Stream
+from twostroke.backends.cuda.stored_codes import Held
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine
+from twostroke.core.formats import STORED, Formats, FormatWish
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.random_weights import random_checkpoint
+from twostroke.models.weights.tensor import WeightKind
+
+BF16 = torch.bfloat16
+BLOCKS = next(code for code in GROUPED_CODES if code.name == "fp8_128")
+ASKED = replace(HOPPER, prefers_float8=True)
+TILE = {"rows": 64, "outputs": 64, "num_warps": 4, "num_stages": 4}
+GATED = Product("gated", 14336, 4096)
+
+
+def forms_of(code: Code) -> tuple[str, str]:
+    return in_float8(code), code.name
+
+
+@pytest.mark.parametrize("code", [BLOCKS, INT4], ids=lambda code: code.name)
+def test_without_a_line_rows_are_rounded_for_those_who_asked(code: Code) -> None:
+    """And few rows never are."""
+    for card, expected in ((HOPPER, f"{code.name}_unpacked"), (ASKED, f"{code.name}_float8")):
+        choices = Choices(Table("empty", {}), card)
+        assert isinstance(choices.of(GATED, 8, forms_of(code)).tile, PackedTile)
+        assert choices.of(GATED, 2048, forms_of(code)).kernel.name == expected
+        assert choices.of(GATED, 2048, (code.name,)).kernel.name == f"{code.name}_unpacked", "it has no such form"
+    old = Choices(Table("empty", {}), replace(ASKED, has_float8=False, has_hopper_kernels=False))
+    assert old.of(GATED, 2048, forms_of(code)).kernel.name == f"{code.name}_unpacked"
+
+
+def test_a_line_says_where_float8_is_faster() -> None:
+    fast, base = forms_of(BLOCKS)
+    measured = {
+        fast: (TableLine(1024, NO_END, "fp8_128_float8", TILE), ),
+        base: (TableLine(1, 256, "fp8_128", {"groups": 2}), TableLine(257, NO_END, "fp8_128_unpacked")),
+    }  # fmt: skip
+    for card in (HOPPER, ASKED):
+        choices = Choices(Table("a test", {GATED: measured}), card)
+        assert choices.of(GATED, 512, (fast, base)).kernel.name == "fp8_128_unpacked", "measured, and slower"
+        assert choices.of(GATED, 2048, (fast, base)).tile == Float8Tile(**TILE)
+        assert choices.of(GATED, 8, (fast, base)).kernel.name == "fp8_128"
+    library = {fast: (TableLine(1024, NO_END, "fp8_128_float8_library"),), base: measured[base]}
+    choices = Choices(Table("a test", {GATED: library}), HOPPER)
+    assert choices.of(GATED, 2048, (fast, base)).tile == LibraryTile()
+    assert choices.of(GATED, 2047, (fast, base)).kernel.name == "fp8_128_unpacked", "the library takes rows in fours"
+
+
+def test_who_asked_gets_it_where_only_the_base_was_measured() -> None:
+    """Before anybody measured float8: few rows still go by what was measured."""
+    fast, base = forms_of(BLOCKS)
+    lines = (TableLine(1, 256, "fp8_128", {"groups": 4}), TableLine(257, NO_END, "fp8_128_unpacked"))
+    table = Table("a test", {GATED: {base: lines}})
+    assert Choices(table, HOPPER).of(GATED, 2048, (fast, base)).kernel.name == "fp8_128_unpacked"
+    asked = Choices(table, ASKED)
+    assert asked.of(GATED, 2048, (fast, base)).kernel.name == "fp8_128_float8"
+    assert asked.of(GATED, 8, (fast, base)).settings == {"groups": 4}
+
+
+def test_experts_that_few_rows_meet_are_read_as_they_are() -> None:
+    product = Product("gated", 768, 2048, experts=128)
+    asked = Choices(Table("empty", {}), ASKED)
+    assert asked.of(product, 64 * 128 - 1, forms_of(FP8_UNITS)).kernel.name == "fp8_units_experts"
+    assert asked.of(product, 64 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_float8_experts"
+    plain = Choices(Table("empty", {}), HOPPER)
+    assert plain.of(product, 512 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_unpacked_experts"
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "code"),
+    [
+        ("fp8_128_float8", BLOCKS),
+        ("fp8_128_float8_library", BLOCKS),
+        pytest.param("int4_128_float8", INT4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_layer_s_products(kernel: str, code: Code, has_bias: bool, device: str, tmp_path: Path) -> None:
+    """Plain, gated and joined to the residual stream; the scratch is as large as the held form needs."""
+    if device == "cuda" and not H200.has_hopper_kernels:
+        pytest.skip("needs Hopper")
+    made = make_tiny("llama", tmp_path, hidden_size=192, intermediate_size=320)[0]
+    spec = random_checkpoint(made, WeightKind.BF16).spec
+    hidden, inner, rows = 192, 320, 8
+    own = Held({"": code}, in_float8=frozenset(("",)))
+    scratch = ProductScratch(spec, rows, BF16, torch.device(device), own)
+    settings = {} if "library" in kernel else {"rows": 16, "outputs": 32, "num_warps": 4, "num_stages": 2}
+    x, norm = torch.randn(rows, hidden, device=device).to(BF16), torch.ones(hidden, dtype=BF16, device=device)
+
+    def drawn(asked: Product) -> tuple[Matrix, torch.Tensor, torch.Tensor | None]:
+        form = held(asked, code, device) if code is INT4 else empty_low_bit(asked, code, torch.device(device))
+        if code is not INT4:
+            form.draw()  # type: ignore[union-attr]
+        bias = torch.randn(asked.shape[0], device=device).to(BF16) if asked.has_bias else None
+        return Matrix("m", asked, {code.name: form}, bias, True), form.dequantised().double(), bias
+
+    def ours(asked: Product) -> Products:
+        lines = {in_float8(code): (TableLine(1, NO_END, kernel, settings),)}
+        return Products(spec, scratch, Choices(Table("a test", {asked: lines}), HOPPER))
+
+    def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+        return float((found.double() - expected).norm() / expected.norm())
+
+    for asked in (Product("plain", 2 * hidden, hidden, has_bias), Product("gated", inner, hidden)):
+        matrix, weight, bias = drawn(asked)
+        assert ours(asked)._choice(matrix, rows).kernel.name == kernel
+        out = torch.full((rows, asked.outputs), float("nan"), dtype=BF16, device=device)
+        ours(asked).multiply(Stream(x, x, normed_by=norm), norm, matrix, out)
+        sums = rounded_rows(x) @ weight.t() + (0.0 if bias is None else bias.double())
+        assert apart(out, activated(sums.float(), "silu" if asked.is_gated else None).double()) < 0.01
+    asked = Product("join", hidden, inner, has_bias)
+    matrix, weight, bias = drawn(asked)
+    given, residual = (torch.randn(rows, width, device=device).to(BF16) for width in (inner, hidden))
+    expected = residual.double() + rounded_rows(given) @ weight.t() + (0.0 if bias is None else bias.double())
+    ours(asked).join(given, matrix, Stream(residual, torch.empty_like(residual)), None, norm)
+    assert apart(residual, expected) < 0.01
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_reads_few_bits", lambda: True)
+    monkeypatch.setattr(cuda, "_lacks_float8", lambda: False)
+
+
+def chosen(folder: Path, *wish: str | None) -> Formats:
+    found = FACTORY.formats(load_checkpoint(folder), FormatWish(*wish))
+    assert isinstance(found, Formats), found
+    return found
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_what_a_file_means_is_a_form_and_what_is_asked_for_is_taken(tmp_path: Path) -> None:
+    """Blocks of 128 mean inputs in float8; int4 does not, unless the file or somebody says so."""
+    blocks, int4 = (make_quantised(name, tmp_path / name)[0] for name in ("fp8_block", "ct_int4"))
+    for folder, is_meant in ((blocks, True), (int4, False)):
+        left_open = chosen(folder)
+        assert left_open.arithmetic == "bf16" and ("found float8 faster" in left_open.line) == is_meant
+        asked = chosen(folder, None, "fp8")
+        assert asked.arithmetic == "fp8" and "prompts are multiplied in float8" in asked.line
+        checkpoint = load_checkpoint(folder)
+        for formats, has_form in ((left_open, is_meant), (asked, True)):
+            held = held_of(checkpoint, formats)
+            assert held.codes and held.in_float8 == (frozenset(held.codes) if has_form else frozenset())
+    config = json.loads((int4 / "config.json").read_text())
+    (group,) = config["quantization_config"]["config_groups"].values()
+    group["input_activations"] = arguments(8, "float", "token", dynamic=True)
+    (int4 / "config.json").write_text(json.dumps(config))
+    w4a8 = chosen(int4)
+    assert w4a8.arithmetic == "bf16" and held_of(load_checkpoint(int4), w4a8).in_float8
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_what_float8_does_not_hold_declines_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    eights = load_checkpoint(make_quantised("ct_int8", tmp_path / "eights")[0])
+    told = FACTORY.formats(eights, FormatWish(None, "fp8"))
+    assert isinstance(told, str) and "none of its matrices is held in numbers that float8 has" in told
+    plain = load_checkpoint(make_tiny("llama", tmp_path / "plain")[0])
+    assert FACTORY.formats(plain, FormatWish(None, "fp8")) == "it computes in bf16 or f16, not in fp8"
+    assert chosen(tmp_path / "plain", "int4", "fp8").arithmetic == "fp8"
+    told = FACTORY.formats(plain, FormatWish("q8_0", "fp8"))
+    assert isinstance(told, str) and "float8" in told
+    assert chosen(tmp_path / "plain", "int4", "fp8", "fp8").arithmetic == "fp8", "beside KV of a byte"
+    monkeypatch.setattr(cuda, "_lacks_float8", lambda: True)
+    told = FACTORY.formats(plain, FormatWish("int4", "fp8"))
+    assert isinstance(told, str) and "multiplies no float8" in told
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_a_folder_with_experts_says_what_its_dense_matrices_meet(tmp_path: Path) -> None:
+    plain = make_tiny("qwen3_moe", tmp_path / "plain", num_hidden_layers=1, num_experts=4)[0]
+    folder = quantise_folder(plain, tmp_path, FORMATS["ct_fp8_channel"])[0]
+    formats = chosen(folder)
+    assert formats.arithmetic == "bf16" and "prompts meet dense matrices in float8, all else" in formats.line
+    checkpoint = load_checkpoint(folder)
+    held = held_on(held_of(checkpoint, formats), checkpoint.spec, H200)
+    assert held.in_float8 == held.experts and {held.codes[name] for name in held.experts} == {FP8_UNITS}
+    assert chosen(folder, None, "fp8").arithmetic == "fp8"
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("variant", ["deepseek_v2", "qwen3_5"])
+def test_matrices_around_latents_and_states_are_held_as_stored(variant: str, tmp_path: Path) -> None:
+    """All but what keys and values are made by, which is read head by head."""
+    folder = quantise_folder(make_tiny(variant, tmp_path / "plain")[0], tmp_path, FORMATS["fp8_block"])[0]
+    checkpoint = load_checkpoint(folder)
+    held = held_of(checkpoint, chosen(folder))
+    around = {name for name in held.codes if name.endswith((".qkv", ".o", ".q_b"))}
+    assert around and not any(name.endswith(".expand") for name in held.codes)
+    told = chosen(folder).line
+    assert ("latent attention reads what makes keys and values" in told) == (variant == "deepseek_v2")
+
+
+class TestModels:
+    """Blocks of a folder through a whole engine: as near to the reference as rounded rows are."""
+
+    SIZES = Sizes()
+
+    @pytest.mark.parametrize(
+        ("variant", "form"),
+        [
+            ("llama", "fp8_block"),
+            pytest.param("deepseek_v2", "fp8_block", marks=pytest.mark.slow),
+            pytest.param("qwen3_5", "fp8_block", marks=pytest.mark.slow),
+        ],
+    )
+    def test_a_model_says_about_what_the_reference_says(
+        self, variant: str, form: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        checkpoint = load_checkpoint(quantise_folder(make_tiny(variant, tmp_path / "p")[0], tmp_path, FORMATS[form])[0])
+        met: list[str] = []
+        for name in [one for one in LAUNCHES if one.endswith("_float8")]:
+
+            def seen(call: object, name: str = name, launch: object = LAUNCHES[name]) -> None:
+                met.append(name)
+                launch(call)  # type: ignore[operator]
+
+            monkeypatch.setitem(LAUNCHES, name, seen)
+        card = replace(H200, has_hopper_kernels=False, has_float8=True, prefers_float8=True)
+        choices = Choices(Table("empty", {}), card)
+        ours = self.SIZES.on_device(checkpoint, device, torch.float32, weights=STORED, choices=choices)
+        requests = mixed_requests([5, 17, 30], [1] * 4, ignore_eos=True, prompt_logprobs=0)
+        found = play(self.SIZES.engine(checkpoint, ours), requests)
+        assert met, "nothing was multiplied in float8"
+        seen_by = rounded(checkpoint)
+        expected = play(self.SIZES.engine(seen_by, self.SIZES.on_reference(seen_by)), requests)
+        mine, theirs = (
+            np.array([one.logprob for told in told_by.prompt_logprobs.values() for one in told])
+            for told_by in (found, expected)
+        )
+        assert 1e-4 < np.abs(mine - theirs).mean() < MEAN_TOLERANCE, "in float8 little is exact"
