@@ -36,17 +36,17 @@ class _Step:
 
 
 def _pooled(kind: States, states: Array) -> Array:
-    if kind == "first":
-        return states[0]
-    if kind == "last":
-        return states[-1]
+    if kind in ("first", "last"):
+        end: Array = states[0 if kind == "first" else -1]
+        return end
     if kind == "max":
-        return states.max(axis=0)
+        highest: Array = states.max(axis=0)
+        return highest
     count = len(states)
     weights = np.arange(1, count + 1) if kind == "weighted_mean" else np.ones(count)
     total = np.sqrt(count) if kind == "root_mean" else weights.sum()
-    summed: Array = (states * weights[:, None]).sum(axis=0)  # in 64 bits
-    return summed / total
+    mean: Array = (states * weights[:, None]).sum(axis=0) / total  # in 64 bits
+    return mean
 
 
 def _activated(activation: StepActivation, x: Array) -> Array:
