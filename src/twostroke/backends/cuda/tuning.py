@@ -92,10 +92,11 @@ class Tuner:
                     case.run(case.choices(trial), case.matrices[0])
 
         with compiled_ahead(rehearse, wanted=self._pool.stream is not None):
-            for case in cases:
-                if best and time.perf_counter() > until_s:
+            for number, case in enumerate(cases):
+                if number and time.perf_counter() > until_s:
                     break
-                best[case.rows] = self._best(case)
+                if found := self._best(case):
+                    best[case.rows] = found
         return self._lines(cases[0].matrices[0].form_names, sorted(counts), best)
 
     def _lines(self, forms: tuple[str, ...], counts: Sequence[int], best: dict[int, dict[Trial, float]]) -> Forms:
@@ -140,7 +141,7 @@ class Tuner:
 
     def _best(self, case: Case) -> dict[Trial, float]:
         """The fastest of the form that serves all numbers of rows, and of another where that is faster still, with what
-        they take."""
+        they take. Nothing where no trial of that form is right: then all stays as it is."""
         matrix, forms = case.matrices[0], case.matrices[0].form_names
         expected, now, tried = case.expected(matrix), self._now(case.rows, forms), dict[Trial, float]()
         for trial in self.trials(case):
@@ -151,6 +152,9 @@ class Tuner:
             except Exception as error:
                 fault = f"{type(error).__name__}: {error}"
             self.faults += [f"{case.product} of {case.rows} rows by {trial}: {fault}"] if fault else []
+        if not any(trial.form == base_of(forms) for trial in tried):
+            self.faults.append(f"{case.product} of {case.rows} rows: no trial of {base_of(forms)} is right")
+            return {}
         ranked = sorted(tried, key=tried.__getitem__)
         finalists = [trial for form in forms for trial in [one for one in ranked if one.form == form][:FINALISTS]]
         finalists += [now] if now in tried and now not in finalists else []
