@@ -70,10 +70,21 @@ def test_a_line_says_where_float8_is_faster() -> None:
         assert choices.of(GATED, 512, (fast, base)).kernel.name == "fp8_128_unpacked", "measured, and slower"
         assert choices.of(GATED, 2048, (fast, base)).tile == Float8Tile(**TILE)
         assert choices.of(GATED, 8, (fast, base)).kernel.name == "fp8_128"
-    library = {fast: (TableLine(1024, NO_END, "fp8_128_float8_library"),), base: measured[base]}
-    choices = Choices(Table("a test", {GATED: library}), HOPPER)
-    assert choices.of(GATED, 2048, (fast, base)).tile == LibraryTile()
-    assert choices.of(GATED, 2047, (fast, base)).kernel.name == "fp8_128_unpacked", "the library takes rows in fours"
+
+
+@pytest.mark.parametrize("rows", [1024, 1025, 1026, 2047])
+def test_the_library_takes_any_number_of_rows(rows: int) -> None:
+    """And is met before steps are that long: lines begin behind a number that was measured, which no four divides."""
+    fast, base = forms_of(BLOCKS)
+    library = {fast: (TableLine(1024, NO_END, "fp8_128_float8_library"),)}
+    lines = {**library, base: (TableLine(1, NO_END, "fp8_128_unpacked"),)}
+    choices = Choices(Table("a test", {GATED: lines}), HOPPER)
+    assert choices.of(GATED, rows, (fast, base)).tile == LibraryTile()
+    assert (1024, LibraryTile()) in [(met, one.tile) for met, one in choices.later_lines(GATED, (fast, base), 256)]
+    (line,) = library[fast]
+    lines[fast] = (replace(line, first=rows),)
+    choices = Choices(Table("a test", {GATED: lines}), HOPPER)
+    assert (rows, LibraryTile()) in [(met, one.tile) for met, one in choices.later_lines(GATED, (fast, base), 256)]
 
 
 def test_who_asked_gets_it_where_only_the_base_was_measured() -> None:
@@ -96,7 +107,7 @@ def test_experts_that_few_rows_meet_are_read_as_they_are() -> None:
     assert plain.of(product, 512 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_unpacked_experts"
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("has_bias", "rows"), [(False, 8), (True, 7), (False, 5)])
 @pytest.mark.parametrize(
     ("kernel", "code"),
     [
@@ -105,15 +116,19 @@ def test_experts_that_few_rows_meet_are_read_as_they_are() -> None:
         pytest.param("int4_128_float8", INT4, marks=pytest.mark.slow),
     ],
 )
-def test_a_layer_s_products(kernel: str, code: Code, has_bias: bool, device: str, tmp_path: Path) -> None:
-    """Plain, gated and joined to the residual stream; the scratch is as large as the held form needs."""
+def test_a_layer_s_products(kernel: str, code: Code, has_bias: bool, rows: int, device: str, tmp_path: Path) -> None:
+    """Plain, gated and joined to the residual stream; the scratch is as large as the held form needs. What lies behind
+    the last row, which the library multiplies along, is in no result."""
     if device == "cuda" and not H200.has_hopper_kernels:
         pytest.skip("needs Hopper")
     made = make_tiny("llama", tmp_path, hidden_size=192, intermediate_size=320)[0]
     spec = random_checkpoint(made, WeightKind.BF16).spec
-    hidden, inner, rows = 192, 320, 8
+    hidden, inner = 192, 320
     own = Held({"": code}, in_float8=frozenset(("",)))
     scratch = ProductScratch(spec, rows, BF16, torch.device(device), own)
+    scratch.rounded.data.fill_(127)
+    scratch.rounded.scales.fill_(float("nan"))
+    scratch.results.fill_(float("nan"))
     settings = {} if "library" in kernel else {"rows": 16, "outputs": 32, "num_warps": 4, "num_stages": 2}
     x, norm = torch.randn(rows, hidden, device=device).to(BF16), torch.ones(hidden, dtype=BF16, device=device)
 

@@ -38,7 +38,7 @@ class Float8Weights(NamedTuple):
 
 
 def quantise_groups(x: torch.Tensor, rows: Float8Rows) -> None:
-    """x: [num_rows, width], rows contiguous: a scale for each 128 inputs, of the largest."""
+    """x: [num_rows, width], rows contiguous: a scale for each 128 inputs, of the largest. More rows may follow."""
     num_rows, width = x.shape
     padded = rows.data.shape[1]
     block = next_power_of_2(padded)
@@ -206,7 +206,8 @@ def float8_matmul(
 
 
 def library_matmul(rows: Float8Rows, weights: Float8Weights, out: torch.Tensor) -> None:
-    """out [num_rows, rows of the weights]: of one matrix, with a scale for 128 inputs on both sides."""
+    """out [num_rows, rows of the weights]: of one matrix, with a scale for 128 inputs on both sides. Rows come in fours
+    (`LIBRARY_ROWS`)."""
     (numbers,), (scales,) = weights.data, weights.scales
     own, theirs = rows.data.view(E4M3), numbers.view(E4M3)
     if out.is_cuda:  # fast sums would be kept in fewer bits than float32 has
