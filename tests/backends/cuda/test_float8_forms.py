@@ -22,15 +22,15 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends import cuda
 from twostroke.backends.cuda import FACTORY
-from twostroke.backends.cuda.kernels.float8_tiles import Float8Tile, LibraryTile, in_float8
+from twostroke.backends.cuda.kernels.float8_tiles import ROWS_FLOAT8, Float8Tile, LibraryTile, in_float8
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, GROUPED_CODES, INT4, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
-from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.kernels.product import Product, Role
 from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
 from twostroke.backends.cuda.model_matrices import held_of, held_on
 from twostroke.backends.cuda.products import LAUNCHES, Products, ProductScratch, Stream
 from twostroke.backends.cuda.stored_codes import Held
-from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, table_for
 from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
@@ -105,6 +105,20 @@ def test_experts_that_few_rows_meet_are_read_as_they_are() -> None:
     assert asked.of(product, 64 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_float8_experts"
     plain = Choices(Table("empty", {}), HOPPER)
     assert plain.of(product, 512 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_unpacked_experts"
+
+
+@pytest.mark.parametrize("code", [FP8_UNITS, ROWS_FLOAT8[0]], ids=lambda code: code.name)
+@pytest.mark.parametrize("role", ["gated", "join"])
+def test_every_tile_of_experts_is_met_at_a_start(role: Role, code: Code) -> None:
+    """Also that of exactly 64 rows an expert: a chunk of 1,024 tokens, eight experts of 128 each."""
+    product = Product(role, 768, 2048, experts=128)
+    forms = forms_of(code)
+    for table in (Table("empty", {}), table_for(H200.name)):
+        choices = Choices(table, replace(ASKED, has_hopper_kernels=code is FP8_UNITS))
+        met = {(one.kernel.name, one.tile) for _, one in choices.later_lines(product, forms, 0)}
+        counts = [1, 64, 65, 8191, 8192, 8193, 16384, 32768, 32769, 65536]
+        asked = {(one.kernel.name, one.tile) for one in (choices.of(product, rows, forms) for rows in counts)}
+        assert asked <= met and len([name for name, _ in asked if "_float8_experts" in name]) == 2
 
 
 @pytest.mark.parametrize(("has_bias", "rows"), [(False, 8), (True, 7), (False, 5)])

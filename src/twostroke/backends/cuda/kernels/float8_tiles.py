@@ -168,6 +168,11 @@ class Float8Experts:
             return "of few rows weights are read as they are held"
         return _tile(product, rows, card, settings, FEW_ROWS * product.experts)
 
+    @staticmethod
+    def beginnings(product: Product) -> list[int]:
+        """The numbers of rows from which on there is a tile by rule, and from which on it is another."""
+        return [LEAST_UNPACKED_ROWS * product.experts, FEW_ROWS * product.experts + 1]
+
     def _has_no_room(self, card: Card) -> bool:
         """To bring weights to, which short steps have none of."""
         return not self._is_read_as_it_lies and card.has_hopper_kernels
