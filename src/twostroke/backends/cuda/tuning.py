@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -89,7 +90,8 @@ class Tuner:
         def rehearse() -> None:
             for case in cases:
                 for trial in self.trials(case):
-                    case.run(case.choices(trial), case.matrices[0])
+                    with suppress(Exception):  # a fault where it is measured: what is torch's runs here, too
+                        case.run(case.choices(trial), case.matrices[0])
 
         with compiled_ahead(rehearse, wanted=self._pool.stream is not None):
             for number, case in enumerate(cases):
@@ -105,10 +107,10 @@ class Tuner:
         base, lines = base_of(forms), dict[str, list[TableLine]]({form: [] for form in (*OTHERS_FIRST, *forms)})
         for before, count in pairwise((0, *counts)):
             for trial, took_us in best.get(count, {}).items():
-                _extend(lines[trial.form], trial.line(before + 1, count, took_us))
+                extend(lines[trial.form], trial.line(before + 1, count, took_us))
             for rows in range(before + 1, count + 1) if count not in best else ():
                 for trial in {self._now(rows, forms), self._now(rows, (base,))}:
-                    _extend(lines[trial.form], trial.line(rows, rows))
+                    extend(lines[trial.form], trial.line(rows, rows))
         lines[base][-1] = replace(lines[base][-1], last=NO_END)
         return {form: tuple(found) for form, found in lines.items() if found or form in forms}
 
@@ -176,7 +178,7 @@ def base_of(forms: tuple[str, ...]) -> str:
     return "plain" if "plain" in forms else forms[-1]
 
 
-def _extend(lines: list[TableLine], line: TableLine) -> None:
+def extend(lines: list[TableLine], line: TableLine) -> None:
     """Lines beside each other that say the same are one."""
     last = lines[-1] if lines else None
     if last and last.last == line.first - 1 and (last.kernel, last.settings) == (line.kernel, line.settings):
