@@ -25,7 +25,7 @@ from twostroke.backends.cuda.model_matrices import MLP_KINDS, held_of, held_on
 from twostroke.backends.cuda.products import Products, card_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO, Held, as_units
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, parse, table_for
-from twostroke.backends.cuda.tuning import Tuner, _extend, tune
+from twostroke.backends.cuda.tuning import Tuner, extend, tune
 from twostroke.backends.cuda.tuning_cases import Case, Trial
 from twostroke.backends.cuda.tuning_pool import Pool, held_products
 from twostroke.core.formats import Formats
@@ -157,7 +157,7 @@ def test_experts_are_measured_in_their_block(
 def test_lines_that_say_the_same_are_one() -> None:
     lines: list[TableLine] = []
     for first, last, kernel in ((1, 1, "gemv"), (2, 2, "gemv"), (3, 8, "cublas"), (9, 16, "gemv"), (25, 32, "gemv")):
-        _extend(lines, TableLine(first, last, kernel, {}, float(last)))
+        extend(lines, TableLine(first, last, kernel, {}, float(last)))
     assert [(line.first, line.last, line.kernel, line.measured_us) for line in lines] == [
         (1, 2, "gemv", 2.0),
         (3, 8, "cublas", 8.0),
