@@ -25,6 +25,11 @@ DEVICES_A_MACHINE = 8
 IN_BF16 = Formats.of("bf16")
 
 
+def kept_in(stored: str) -> str:
+    """The name of a kind of stored weights, as WEIGHT_FORMATS has it where it is there."""
+    return stored.lower().removesuffix("_parts")
+
+
 @dataclass(frozen=True)
 class Deployment:
     """Immutable; its weights' bits come from `formats`, or from `own_shape`, the shape of files that are there."""
@@ -84,7 +89,7 @@ class Deployment:
     def kept(self) -> str:
         """What most of the weights are in: of files that are there as they have it."""
         stored = self.formats.stored if self.own_shape is not None else None
-        return self.formats.weights if stored is None else stored.lower().removesuffix("_parts")
+        return self.formats.weights if stored is None else kept_in(stored)
 
     @property
     def arithmetic(self) -> str:
