@@ -125,7 +125,8 @@ class Deployment:
         return replace(shape, kv_groups=groups, decode_weights=decode_weights or shape.decode_weights)
 
     def lane_shape(self, *, alone: bool = False) -> ModelShape:
-        """What one lane computes: all layers, and of the experts its group's part, which tokens of all groups meet.
+        """What one lane computes: all layers, and of the experts its group's part, which tokens of all groups meet. Its
+        parameters are those that its devices hold.
         `alone`: tokens of one group, with the arithmetic of its experts done by all of them."""
         shape, groups = self.shape, self.expert_parallel
         if shape.experts is None or groups == 1:
@@ -136,6 +137,7 @@ class Deployment:
             num_parts=groups,
             busy_groups=1 if alone else groups,
         )
+        shape = replace(shape, num_parameters=shape.num_parameters - experts.matmul_parameters * (groups - 1) // groups)
         if not alone:
             return replace(shape, experts=experts)
         part = replace(experts, matmul_parameters=experts.matmul_parameters // groups)
