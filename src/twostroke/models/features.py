@@ -226,6 +226,8 @@ KEPT_ON_CARDS = frozenset(
     ]
 )
 """Kinds of weights that the cuda backend keeps as files have them. It brings others to 16 bits."""
+MADE_ON_CARDS = ("fp8", "int4", "q8_0", "q4_1")
+"""Kinds that it brings floats to as it loads them, and no others."""
 
 
 def uncomputed(spec: ModelSpec, backend: str) -> str | None:

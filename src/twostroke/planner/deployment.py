@@ -38,6 +38,8 @@ class Deployment:
     dimensions: Dimensions
     device: Device
     formats: Formats = IN_BF16
+    is_made: bool = False
+    """Whether floats are brought to `formats.weights` as they are loaded. Else files have them so."""
     tensor_parallel: int = 1
     """Devices that hold a part of every matrix each."""
     pipeline_parallel: int = 1

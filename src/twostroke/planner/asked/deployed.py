@@ -20,7 +20,8 @@ def deployed(planned: PlannedModel, device: Device, *, quantise: str | None, kv:
     supposed of drafts, as the fields of Deployment."""
     formats = replace(Formats.of(quantise or planned.weights, kv), stored=planned.stored)
     own_shape = None if quantise else planned.file_shape(find_kv_bits(kv))
-    return Deployment(planned.name, planned.dimensions, device, formats, own_shape=own_shape, **parts)
+    is_made = quantise is not None and quantise != planned.weights
+    return Deployment(planned.name, planned.dimensions, device, formats, is_made=is_made, own_shape=own_shape, **parts)
 
 
 def deployed_as_held(
