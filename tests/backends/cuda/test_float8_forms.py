@@ -107,6 +107,21 @@ def test_experts_that_few_rows_meet_are_read_as_they_are() -> None:
     assert plain.of(product, 512 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_unpacked_experts"
 
 
+def test_lines_of_another_size_are_met_at_a_start_too() -> None:
+    """Of a product whose own lines are of other forms."""
+    near, (fast, base) = Product("gated", 12288, 4096), forms_of(BLOCKS)
+    lines = {
+        fast: (TableLine(1025, NO_END, "fp8_128_float8", TILE),),
+        base: (TableLine(257, NO_END, "fp8_128_unpacked"),),
+    }
+    table = Table("a test", {GATED: lines, near: {"plain": (TableLine(1, NO_END, "cublas"),)}})
+    choices = Choices(table, HOPPER)
+    assert choices.of(near, 2048, (fast, base)).tile == Float8Tile(**TILE)
+    assert (1025, Float8Tile(**TILE)) in [
+        (rows, one.tile) for rows, one in choices.later_lines(near, (fast, base), 256)
+    ]
+
+
 @pytest.mark.parametrize("code", [FP8_UNITS, ROWS_FLOAT8[0]], ids=lambda code: code.name)
 @pytest.mark.parametrize("role", ["gated", "join"])
 def test_every_tile_of_experts_is_met_at_a_start(role: Role, code: Code) -> None:
