@@ -26,8 +26,9 @@ from twostroke.backends.cuda.kernels.float8_tiles import ROWS_FLOAT8, Float8Tile
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, GROUPED_CODES, INT4, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.product import Product, Role
+from twostroke.backends.cuda.layer_matrices import layer_matrices
 from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
-from twostroke.backends.cuda.model_matrices import held_of, held_on
+from twostroke.backends.cuda.model_matrices import held_of, held_on, unpacked_weights
 from twostroke.backends.cuda.products import LAUNCHES, Products, ProductScratch, Stream
 from twostroke.backends.cuda.stored_codes import Held
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, table_for
@@ -38,6 +39,7 @@ from twostroke.models.weights.tensor import WeightKind
 
 BF16 = torch.bfloat16
 BLOCKS = next(code for code in GROUPED_CODES if code.name == "fp8_128")
+SHAPES = Path(__file__).parents[3] / "bench" / "shapes"
 ASKED = replace(HOPPER, prefers_float8=True)
 TILE = {"rows": 64, "outputs": 64, "num_warps": 4, "num_stages": 4}
 GATED = Product("gated", 14336, 4096)
@@ -105,6 +107,42 @@ def test_experts_that_few_rows_meet_are_read_as_they_are() -> None:
     assert asked.of(product, 64 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_float8_experts"
     plain = Choices(Table("empty", {}), HOPPER)
     assert plain.of(product, 512 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_unpacked_experts"
+
+
+def test_room_for_experts_in_another_form_is_reserved_where_one_is_chosen() -> None:
+    """By the rule, by whoever asked for float8, or by a line: from the number of rows on at which it is."""
+    spec = random_checkpoint(SHAPES / "qwen3-30b-a3b", WeightKind.BF16).spec
+    names = frozenset(one.name for one in layer_matrices(spec, 0) if one.product.experts)
+    plain = Held(dict.fromkeys(names, FP8_UNITS), experts=names)
+    rounds, whole = replace(plain, in_float8=names), 128 * 2 * 768 * 2048
+    gated = Product("gated", 768, 2048, experts=128)
+    line = Table("a test", {gated: {FP8_UNITS.name: (TableLine(16384, NO_END, "fp8_units_unpacked_experts"),)}})
+    nothing = Table("empty", {})
+    for own, table, card, least in (
+        (plain, nothing, HOPPER, 4097),  # 256 rows of each expert, and one
+        (rounds, nothing, HOPPER, 4097),
+        (rounds, nothing, ASKED, 1024),
+        (plain, line, HOPPER, 2048),
+    ):
+        choices = Choices(table, card)
+        assert unpacked_weights(spec, own, least - 1, choices) == 0
+        assert unpacked_weights(spec, own, least, choices) >= whole
+    assert unpacked_weights(spec, plain, 1024) >= whole, "whatever is chosen"
+
+
+def test_lines_of_another_size_are_met_at_a_start_too() -> None:
+    """Of a product whose own lines are of other forms."""
+    near, (fast, base) = Product("gated", 12288, 4096), forms_of(BLOCKS)
+    lines = {
+        fast: (TableLine(1025, NO_END, "fp8_128_float8", TILE),),
+        base: (TableLine(257, NO_END, "fp8_128_unpacked"),),
+    }
+    table = Table("a test", {GATED: lines, near: {"plain": (TableLine(1, NO_END, "cublas"),)}})
+    choices = Choices(table, HOPPER)
+    assert choices.of(near, 2048, (fast, base)).tile == Float8Tile(**TILE)
+    assert (1025, Float8Tile(**TILE)) in [
+        (rows, one.tile) for rows, one in choices.later_lines(near, (fast, base), 256)
+    ]
 
 
 @pytest.mark.parametrize("code", [FP8_UNITS, ROWS_FLOAT8[0]], ids=lambda code: code.name)

@@ -109,7 +109,7 @@ class CudaBackend:
         max_sampled = max(max_rows + MAX_CHUNKS, max_queries)  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
-        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries)
+        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries, choices)
         one_byte = OneByteKV.of(checkpoint, formats, device)
         kernels = kernels_of(
             spec,
