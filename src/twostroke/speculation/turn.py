@@ -109,7 +109,7 @@ class Turn:
     @property
     def follows(self) -> bool:
         """Whether it is told what the model computes."""
-        return self._left_to_follow >= 0
+        return self._left_to_follow >= 0 and not self.is_out
 
     def owe(self, seconds: float) -> None:
         """It took so long. One that pays owes nothing: its time is part of what was promised."""
