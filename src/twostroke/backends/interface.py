@@ -284,7 +284,7 @@ TuningProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class TunedChange:
-    """A product that another kernel, or another tile, computes from now on."""
+    """A product, or attention, that another kernel, or another tile, computes from now on."""
 
     product: str
     rows: int

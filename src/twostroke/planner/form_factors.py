@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GPU_FLOATS = ("bf16", "f16", "f32")
+from twostroke.core.formats import GPU_FLOATS
+
+IN_16_BITS = (*GPU_FLOATS, "f32")
+"""Weights as they are planned; those in 32 bits are brought to 16 as they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ ALIKE = {"int8": "fp8", "nvfp4": "int4", "mxfp4": "int4"}
 
 def form_factors(weights: str, *, has_experts: bool) -> tuple[FormFactors, str | None]:
     """With a word on how little is known, where it is not all measured."""
-    if weights in GPU_FLOATS:
+    if weights in IN_16_BITS:
         return PLAIN, None
     measured = WITH_EXPERTS if has_experts else DENSE
     if (found := measured.get(weights)) is not None:

@@ -6,9 +6,7 @@ from __future__ import annotations
 from twostroke.core.formats import GPU_FLOATS
 from twostroke.models.features import KEPT_ON_CARDS, MADE_ON_CARDS, uncomputed
 from twostroke.planner.deployment import Deployment
-
-GPU_WEIGHTS = (*GPU_FLOATS, "f32")
-"""What may be planned as held: weights in 32 bits are brought to 16 as they are loaded."""
+from twostroke.planner.form_factors import IN_16_BITS
 
 GPU_KV_OF_ONE_BYTE = ("fp8", "int8")
 
@@ -34,7 +32,7 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
 
 
 def _declined_weights(kept: str, *, is_made: bool) -> str | None:
-    if kept in GPU_WEIGHTS:
+    if kept in IN_16_BITS:
         return None
     if is_made and kept not in MADE_ON_CARDS:
         also = f", and keeps {kept} only where files have it" if kept in KEPT_ON_CARDS else ""
