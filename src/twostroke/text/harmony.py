@@ -99,13 +99,14 @@ class HarmonySplitter:
 
     def finish(self, *, is_cut: bool = False) -> Run:
         """What was held back. Where an answer was cut, what may be the beginning of a marker or of a message is left
-        out."""
+        out, and a call whose arguments did not begin is none."""
         held, self._held = self._held, ""
+        if is_cut:
+            return self._taken()
         if self._state == "text":
-            if not is_cut:
-                self._show(held)
+            self._show(held)
             self._end_message()
-        elif held.strip() and not is_cut:
+        elif held.strip():
             self._begin(_Header(is_thought=False))
             self._show(held)
         return self._taken()
