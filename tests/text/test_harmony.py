@@ -61,6 +61,19 @@ def taken_apart(
             "I will look.",
             [("a", "{}")],
         ),
+        # An answer behind a call begins with its own words.
+        (
+            f"{CHANNEL}commentary to=functions.a{MESSAGE}{{}}{NEXT}{FINAL}Hello.{NEXT}{FINAL}More.{RETURN}",
+            "",
+            "Hello.\n\nMore.",
+            [("a", "{}")],
+        ),
+        (
+            f"{CHANNEL}commentary{MESSAGE}Wait.{NEXT}{CHANNEL}commentary to=functions.a{MESSAGE}{{}}{NEXT}{FINAL}Yes.",
+            "",
+            "Wait.\n\nYes.",
+            [("a", "{}")],
+        ),
         (f"{CHANNEL}analysis to=python{MESSAGE}print(1){CALL}", "print(1)", "", []),
         (f"{THOUGHT}{NEXT}{CHANNEL}analysis{MESSAGE}More.{NEXT}{FINAL}Yes.", "The user asks.\n\nMore.", "Yes.", []),
         # What is no message is text.

@@ -190,7 +190,8 @@ class HarmonySplitter:
         kind = "reasoning" if self._message.is_thought else "content"
         if not self._has_text and self._has_shown[kind] and self._message.function is None:
             text = f"\n\n{text}"  # another message than what came before
-        self._has_text = self._has_shown[kind] = True
+        self._has_text = True
+        self._has_shown[kind] |= self._message.function is None  # of a call nothing is read
         self._shown[kind] += text
 
 
