@@ -103,10 +103,12 @@ class Scheduler:
             )
             samples.append(Sequence(self._next_seq_id, request, sample_index, max_total_tokens, timing=timing))
             self._next_seq_id += 1
+        load_s = self._newcomers.promise(level, samples)
         try:
-            self._newcomers.promise(level, samples)
+            self._newcomers.turn_away_late(level, samples[0], load_s)
         except PromiseError:
-            self._forget(samples[0])
+            for sequence in samples:
+                self._forget(sequence)
             raise
         if request.lease_id and (why := self._newcomers.stays(samples[0])) is not None:
             self._leave(samples, why)
