@@ -221,3 +221,19 @@ def test_a_promised_gap_of_any_length_leaves_no_long_prompt_where_nobody_knows_t
     assert decided(lenient, f"lenient-{length}", 20, seed=800 + length) == SOONER_THERE
     CLOCK.now_s += 1e6
     assert not decided(lenient, f"long-{length}", length, seed=900 + length)
+
+
+def test_who_is_left_is_not_refused_for_the_queue_of_who_does_not_read_it(lenient: Engine) -> None:
+    """First tokens are promised within 800 ms here, and to read what waits takes 750."""
+    _, waits = asked("waits", 150, seed=1000, writer="a")
+    lenient.add(waits)
+    CLOCK.now_s += 0.045  # else they are equals, of which the shorter goes first
+    for length, why in ((16, TOO_SHORT), (20, SOONER_THERE)):
+        _, leg = asked(f"short-{length}", length, seed=1010 + length, writer=f"b{length}")
+        [sequence] = lenient.scheduler.add(replace(leg, arrival_s=CLOCK()))
+        assert sequence.handoff is not None and sequence.handoff.unread == why
+    _, leg = asked("late", 21, seed=1030)
+    with pytest.raises(PromiseError):
+        lenient.add(leg)
+    play(lenient, requests=[])
+    drop(lenient, waits)

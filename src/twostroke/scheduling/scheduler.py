@@ -104,15 +104,15 @@ class Scheduler:
             samples.append(Sequence(self._next_seq_id, request, sample_index, max_total_tokens, timing=timing))
             self._next_seq_id += 1
         load_s = self._newcomers.promise(level, samples)
+        if request.lease_id and (why := self._newcomers.stays(samples[0])) is not None:
+            self._leave(samples, why)  # however late it would be here
+            return samples
         try:
             self._newcomers.turn_away_late(level, samples[0], load_s)
         except PromiseError:
             for sequence in samples:
                 self._forget(sequence)
             raise
-        if request.lease_id and (why := self._newcomers.stays(samples[0])) is not None:
-            self._leave(samples, why)
-            return samples
         self._samples[request.request_id] = list(samples)
         self._admission.enqueue(samples)
         self._readings.begin(samples)
