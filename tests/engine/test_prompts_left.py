@@ -114,6 +114,7 @@ def test_short_prompts_are_left_to_whoever_writes(engines: list[Engine], length:
     assert handoff is not None and handoff.unread == (why or "")
     if why is not None:
         assert last.finish_reason is FinishReason.LENGTH and last.token_ids == ()
+        assert last.timing is not None and last.timing.is_left
         assert reader.step_log.last is steps, "nothing was computed"
     written = play(writer, requests=[(writer, replace(request, handoff=handoff))])
     assert written.tokens == play(alone, requests=[(alone, request)]).tokens
@@ -127,6 +128,7 @@ def test_every_sample_is_left(engines: list[Engine]) -> None:
     _, leg = asked("three", 20, seed=300, n=3)
     last = play(reader, requests=[(reader, leg)]).last
     assert [last[f"three.{index}"].finish_reason for index in range(3)] == [FinishReason.LENGTH] * 3
+    assert all(one.timing is not None and one.timing.is_left for one in last.values())
     assert not reader.busy
     reader.add(replace(leg))  # its name is free again
     play(reader, requests=[])

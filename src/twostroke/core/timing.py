@@ -114,6 +114,8 @@ class SequenceTiming:
     """The request said so."""
     promise: Promise | None = None
     """What its class was promised; None: nobody promised anything."""
+    is_left: bool = False
+    """Its prompt was left to the engine that will write its answer: nothing was done for it here."""
     handoff: HandoffRecord | None = None
     """Where another engine had read its prompt: what came of that."""
     queue: QueueRecord = field(default_factory=QueueRecord)

@@ -125,7 +125,7 @@ class Scheduler:
         for sequence in samples:
             self._forget(sequence)
             sequence.state, sequence.finish_reason = SequenceState.FINISHED, FinishReason.LENGTH
-            sequence.timing.finished_s = sequence.request.arrival_s
+            sequence.timing.finished_s, sequence.timing.is_left = sequence.request.arrival_s, True
 
     def _forget(self, sequence: Sequence) -> None:
         """It is over, or was never let in: drop what was kept of it."""
