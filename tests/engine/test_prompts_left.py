@@ -66,9 +66,7 @@ def lenient(
         yield engines[0]
 
 
-def made_engines(
-    checkpoints: dict[tuple[str, WeightKind], Checkpoint], levels: str | None
-) -> Iterator[list[Engine]]:
+def made_engines(checkpoints: dict[tuple[str, WeightKind], Checkpoint], levels: str | None) -> Iterator[list[Engine]]:
     config = EngineConfig(
         backend="reference",
         threads=1,

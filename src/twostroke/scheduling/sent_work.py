@@ -1,5 +1,5 @@
-"""What an engine that reads gave those that write to read: how long a prompt that is left now would wait there. Knows no
-writer but by what was sent to it."""
+"""What an engine that reads gave those that write to read: how long a prompt that is left now would wait there. Knows
+no writer but by what was sent to it."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Writer(NamedTuple):
     reading_s: float
     """Predicted, to read the others alone."""
     contexts: Sequence[int] | None
-    """Of the streams there: their lengths. None: nobody says. A stream as long as the prompt is taken then, and a promised
-    gap does not say how far it may be held up: there may be many of them."""
+    """Of the streams there: their lengths. None: nobody says. A stream as long as the prompt is taken then, and a
+    promised gap does not say how far it may be held up: there may be many of them."""
     ahead_s: float = 0.0
     """Of prompts that are read there before."""
 
