@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.cli.in_process import typed
 
+from twostroke.core.handoff import SENT_EARLY
 from twostroke.cost.classify import RequestLengths
 from twostroke.planner.fleet import compare
 from twostroke.planner.fleet.compare import Comparer, Tried, where
-from twostroke.core.handoff import SENT_EARLY
 from twostroke.planner.fleet.link import find_link
 from twostroke.planner.report import Objective
 
