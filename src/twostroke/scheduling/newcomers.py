@@ -4,8 +4,10 @@ changes neither."""
 
 from __future__ import annotations
 
-from twostroke.core.sequence import Sequence
+from twostroke.core.request import Request
+from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.service_level import ServiceLevel
+from twostroke.core.timing import SequenceTiming
 from twostroke.cost.floor import StepWork
 from twostroke.kv.handing import Handing
 from twostroke.kv.ledger import KVLedger
@@ -19,6 +21,21 @@ from twostroke.scheduling.staying import Staying, Writer
 
 TOO_SHORT = "it is shorter than a block of KV"
 SOONER_THERE = "a handoff would take longer than to read it where it is written"
+
+
+def samples_of(request: Request, first_seq_id: int, max_total_tokens: int) -> list[Sequence]:
+    """One Sequence a sample, numbered from `first_seq_id` on."""
+    asked = request.sampling.speculation
+    samples = []
+    for sample_index in range(request.sampling.n):
+        timing = SequenceTiming(
+            arrival_s=request.arrival_s,
+            elsewhere_s=0.0 if request.handoff is None else request.handoff.before_s,
+            prompt_tokens=len(request.prompt_token_ids),
+            wants_no_drafts=asked is not None and asked.is_off,
+        )
+        samples.append(Sequence(first_seq_id + sample_index, request, sample_index, max_total_tokens, timing=timing))
+    return samples
 
 
 class Newcomers:
@@ -39,7 +56,18 @@ class Newcomers:
         self._admission = admission
         self._prefills = prefills
 
-    def promise(self, level: ServiceLevel, samples: list[Sequence]) -> float:
+    def let_in(self, level: ServiceLevel, samples: list[Sequence]) -> bool:
+        """Promise them what their class does. Whether they wait here: else their prompt is left to another engine,
+        however late it would be here, and they are over. Raises PromiseError for what would be late here, where its
+        class refuses that."""
+        load_s = self._promise(level, samples)
+        if samples[0].request.lease_id and (why := self._stays(samples[0])) is not None:
+            self._leave(samples, why)
+            return False
+        self._turn_away_late(level, samples[0], load_s)
+        return True
+
+    def _promise(self, level: ServiceLevel, samples: list[Sequence]) -> float:
         """Sample 0 reads the prompt for all, but for what the prefix cache or a tier has of it. Returns the seconds to
         load that."""
         first, forecast = samples[0], self._forecast
@@ -54,14 +82,14 @@ class Newcomers:
             forecast.expect(sibling, sibling.prompt_len - 1)
         return load_s
 
-    def turn_away_late(self, level: ServiceLevel, first: Sequence, load_s: float) -> None:
+    def _turn_away_late(self, level: ServiceLevel, first: Sequence, load_s: float) -> None:
         """Raises PromiseError where its class wants that of a request that would break its promise."""
         if level.when_late == "refuse":
             refuse_uneven(level, self._admission.gaps.alone_s(first))
             reading_s = load_s + self._forecast.reading_s(first)
             refuse_late(level, load_s + self._first_token_s(first), reading_s)
 
-    def stays(self, newcomer: Sequence) -> str | None:
+    def _stays(self, newcomer: Sequence) -> str | None:
         """Why a prompt that another engine will answer is read there, in a sentence; None: it is read here. Nobody says
         what runs there: what was sent there of late has to be read first."""
         handing, staying = self._ledger.handing, self._staying
@@ -86,6 +114,14 @@ class Newcomers:
         request, num_cached = newcomer.request, handing.num_at_writer(newcomer)
         reading_s = self._forecast.prefill_s(num_cached, newcomer.prompt_len)
         return Writer(num_cached, reading_s, None, self._sent.ahead_s(request.writer, request.arrival_s))
+
+    def _leave(self, samples: list[Sequence], why: str) -> None:
+        """They are over before they began: whoever writes the answer reads the prompt."""
+        assert self._ledger.handing is not None
+        self._ledger.handing.leave(samples[0], why)
+        for sequence in samples:
+            sequence.state, sequence.finish_reason = SequenceState.FINISHED, FinishReason.LENGTH
+            sequence.timing.finished_s, sequence.timing.is_left = sequence.request.arrival_s, True
 
     def _handed_over(self, newcomer: Sequence) -> tuple[int, float] | None:
         """The same, with what another engine has read of it; None: nothing comes from there."""
