@@ -114,6 +114,8 @@ class SequenceTiming:
     """What its class was promised; None: nobody promised anything."""
     elsewhere_s: float = 0.0
     """What had gone by of its time before: another engine's queue and reading, and the way here."""
+    is_left: bool = False
+    """Its prompt was left to the engine that will write its answer: nothing was done for it here."""
     handoff: HandoffRecord | None = None
     """Where another engine had read its prompt: what came of that."""
     queue: QueueRecord = field(default_factory=QueueRecord)

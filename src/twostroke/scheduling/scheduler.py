@@ -94,25 +94,24 @@ class Scheduler:
         samples = samples_of(request, self._next_seq_id, max_total_tokens)
         self._next_seq_id += len(samples)
         try:
-            self._newcomers.promise(level, samples)
+            waits_here = self._newcomers.let_in(level, samples)
         except PromiseError:
-            self._forget(samples[0])
+            self._forget(*samples)
             raise
-        if request.lease_id and (why := self._newcomers.stays(samples[0])) is not None:
-            self._newcomers.leave(samples, why)
-            for sequence in samples:
-                self._forget(sequence)
+        if not waits_here:
+            self._forget(*samples)
             return samples
         self._samples[request.request_id] = list(samples)
         self._admission.enqueue(samples)
         self._readings.begin(samples)
         return samples
 
-    def _forget(self, sequence: Sequence) -> None:
-        """It is over, or was never let in: drop what was kept of it."""
-        self._readings.end(sequence)
-        self.ledger.retire(sequence)
-        self._forecast.forget(sequence)
+    def _forget(self, *sequences: Sequence) -> None:
+        """They are over, or were never let in: drop what was kept of them."""
+        for sequence in sequences:
+            self._readings.end(sequence)
+            self.ledger.retire(sequence)
+            self._forecast.forget(sequence)
 
     def abort(self, request_id: str, now_s: float | None = None) -> list[Sequence]:
         """End every unfinished sample of a request, at any moment; unknown ids are no error. Returns those ended."""
