@@ -24,11 +24,11 @@ FITTING = int(1e3 * ITL_S * STREAMS_SHARE)
 """Streams of a millisecond each."""
 
 
-def play(levels: ServiceLevels, policy: str = "fair") -> Played:
+def play(levels: ServiceLevels, policy: str = "fair", **changes: object) -> Played:
     def seconds(work: StepWork) -> float:
         return 1e-3 * work.num_queries + 1e-4 * (work.num_tokens - work.num_queries)
 
-    return Played(policy, levels=levels, step_seconds=seconds)
+    return Played(policy, levels=levels, step_seconds=seconds, **changes)
 
 
 def levels_with(when_late: WhenLate = "queue", ttft_s: float | None = 1.0, **default: object) -> ServiceLevels:

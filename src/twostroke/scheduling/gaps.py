@@ -64,6 +64,14 @@ class Gaps:
         """A gap of it with nobody beside it; 0: it has none, or nobody knows."""
         return self._step_s([newcomer]) if self.may_hold and _writes(newcomer) else 0.0
 
+    def most_alike(self, newcomer: Sequence, number: int) -> int:
+        """Of so many like it, those that may write beside each other, if nobody else does."""
+        own_s = self._own_s(newcomer) if self.may_hold and _writes(newcomer) else inf
+        if own_s == inf:
+            return number
+        context, step_seconds = _context(newcomer), self._forecast.step_seconds
+        return most_streams(own_s, number, lambda several: step_seconds(StepWork(contexts=[context] * several)))
+
     def wait_s(
         self,
         newcomer: Sequence,
