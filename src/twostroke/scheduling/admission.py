@@ -166,7 +166,7 @@ class Admission:
 
     def fitting(self, head: Sequence) -> Candidate | None:
         """The same, if streams keep their gaps with it, there is KV for it, and it need not wait for the disk."""
-        if self.gaps.holds(head, self.running, self.waits.now_s):
+        if self.gaps.holds(head, self.running, self.waits.now_s, self.waiting):
             self.waits.reason = Wait.GAPS
             return None
         match = self._ledger.match(head)
@@ -312,7 +312,7 @@ class Admission:
         if not len(self.waiting) or not (self.is_taken or self.gaps.may_hold):
             return None
         head = self.waiting.first(self._is_eligible, self.waits.now_s)
-        if head is None or not (self.is_taken or self.gaps.holds(head, self.running, self.waits.now_s)):
+        if head is None or not (self.is_taken or self.gaps.holds(head, self.running, self.waits.now_s, self.waiting)):
             return None
         return self.who_makes_way_for(head)
 
