@@ -53,7 +53,7 @@ class Load:
         return replace(
             self,
             fifo=self.fifo[:2],
-            rate_seconds=self.rate_seconds / 3,
+            rate_seconds=max(BURST_EVERY_S, self.rate_seconds / 3),
             num_halvings=min(1, self.num_halvings - 1),
             flood_seconds=self.flood_seconds / 4,
             num_plays=1,

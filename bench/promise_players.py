@@ -79,8 +79,8 @@ def levels_text(levels: ServiceLevels) -> str:
 
 
 class Real:
-    """SmolLM2 on the CPU. Requests come at their moments of the clock, whatever the engine is at. One that is due while it
-    computes is taken behind that step, and what it has waited by then counts."""
+    """SmolLM2 on the CPU. Requests come at their moments of the clock, whatever the engine is at. One that is due while
+    it computes is taken behind that step, and what it has waited by then counts."""
 
     name = "SmolLM2 on this machine's CPU"
 
