@@ -48,7 +48,7 @@ ROOMS = {
     "models.attention_spec": room("models.rope_spec models.mlp_spec"),
     "models.layer_input_spec": room("models.mlp_spec"),
     "models.recurrent_spec": room("models.mlp_spec"),
-    "models.features": room("models.spec"),
+    "models.features": room("models.spec models.rope_spec"),
     "models.families": room("core models.spec models.rope_spec models.quantised"),
     "models.quantised": room("core models.families"),
     "speculation": room("core cost", "numpy"),

@@ -159,7 +159,7 @@ def test_the_planner_and_the_engine_have_one_cost_model() -> None:
     works = (decode_work(1, 10), decode_work(300, 5000), prefill_work(3), prefill_work(5000, 3000))
     works += (StepWork(((0, 300), (70, 9)), 1, contexts=(50, 60), queries=(4, 1)),)
     for shape, work in product((LLAMA_8B, shape_of("8B", is_packed=True), shape_of("30B", is_packed=True)), works):
-        engine = StepCost(shape, H200, H200_RECORDS.coefficients(shape))
+        engine = StepCost(shape, H200, H200_RECORDS.coefficients(shape, H200))
         assert H200_RECORDS.step_seconds(shape, work, H200) == pytest.approx(engine.seconds(work), rel=1e-12)
 
 
@@ -193,10 +193,10 @@ def test_experts_have_their_own_factor_by_their_share_of_the_arithmetic() -> Non
     share = shape.experts.active_parameters / shape.layer_matmul_parameters
     assert 0.5 < share < 1.0
     recorded = replace(ALL, matmul=1.5, expert_matmul=3.0, layer_s=10e-6, expert_layer_s=5e-6)
-    found = recorded.coefficients(shape)
+    found = recorded.coefficients(shape, H200)
     assert found.matmul == pytest.approx(1.5 + 1.5 * share)
     assert found.step_s == pytest.approx(48 * 15e-6)
-    assert recorded.coefficients(LLAMA_8B).step_s == pytest.approx(32 * 10e-6)
+    assert recorded.coefficients(LLAMA_8B, H200).step_s == pytest.approx(32 * 10e-6)
 
 
 def test_nothing_is_faster_than_the_floor() -> None:
@@ -246,7 +246,7 @@ def test_forms_that_nobody_measured_are_taken_by_those_alike_and_said_so() -> No
     assert "int4 of experts was not measured" in expected("H200", weights="int4", has_experts=True).error
     assert "int4 was measured with one model" in expected("H200", weights="int4").error
     assert expected("H200", weights="f16") == H200_RECORDS
-    slow, fast = (expected("H200", weights=form).coefficients(LLAMA_8B) for form in ("q4_k", "bf16"))
+    slow, fast = (expected("H200", weights=form).coefficients(LLAMA_8B, H200) for form in ("q4_k", "bf16"))
     assert slow.weights_alone > fast.weights_alone and slow.prefill_s > fast.prefill_s == 0.0
 
 
@@ -256,4 +256,4 @@ def test_distance_from_the_records_is_said() -> None:
     far = expected("MI300X", cuts=["tensor"], arithmetic="fp8")
     assert far.error.startswith("unknown: no MI300X was measured")
     assert "fp8 arithmetic was not measured" in far.error and "tensor parallelism" in far.error
-    assert far.coefficients(LLAMA_8B) == H200_RECORDS.coefficients(LLAMA_8B)
+    assert far.coefficients(LLAMA_8B, H200) == H200_RECORDS.coefficients(LLAMA_8B, H200)

@@ -190,7 +190,7 @@ def _search(wish: Wish, asked: LoadWish, as_json: bool) -> None:
     own = wish.asked.own_efficiency()
     on, quantise = wish.asked.on, wish.asked.quantise
     named = [find_device(name) for name in on] if on else [one for one in DEVICES if one.price_per_hour_usd is not None]
-    kinds = [quantise] if quantise else plan_table.kinds_to_try(wish.planned.weights)
+    kinds = [quantise] if quantise else plan_table.kinds_to_try(wish.planned)
     bases = [wish.at(device, kind) for device in named for kind in kinds]
     found, rejected = search(candidates_of(bases), lengths, level, load, None if own is None else lambda _: own)
     tail, is_met = None, bool(found)
@@ -224,10 +224,11 @@ def _plot(wish: Wish, path: Path, chosen: Device) -> None:
 
     plain = replace(wish.config, decode_weights="plain")  # what devices are compared by
     alone = Wish(wish.planned, replace(wish.asked.uncut(), price=None), plain)
-    points = decode_points([alone.at(device, wish.kind) for device in DEVICES])
+    points = decode_points([alone.at(device, wish.asked.quantise) for device in DEVICES])
     if not any(point.count for point in points):
         raise BadRequestError("no machine of eight devices in the table holds the model: there is nothing to draw")
-    plot_decode(points, f"{wish.planned.name}, {wish.kind}: every weight a token meets, read once", path, chosen)
+    kept = alone.at(chosen, wish.asked.quantise).kept
+    plot_decode(points, f"{wish.planned.name}, {kept}: every weight a token meets, read once", path, chosen)
     Console(stderr=True).print(f"plot: {path}", highlight=False, markup=False)
 
 

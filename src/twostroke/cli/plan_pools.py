@@ -78,7 +78,7 @@ def pools_plan(found: Compared) -> dict[str, Any]:
     comparison = found.comparison
     asked = comparison.asked
     return {
-        "deployment": f"{found.deployment.model} in {found.deployment.formats.weights} on {hardware(found.deployment)}",
+        "deployment": f"{found.deployment.model} in {found.deployment.kept} on {hardware(found.deployment)}",
         "lengths": asdict(asked.lengths),
         "requests_per_s": asked.requests_per_s,
         "objective": asdict(asked.objective),
@@ -126,7 +126,7 @@ def show(console: Console, found: Compared) -> None:
     cached = f", {asked.lengths.cached_tokens:,} of them cached" if asked.lengths.cached_tokens else ""
     _line(
         console,
-        f"{deployment.model} in {deployment.formats.weights} on {hardware(deployment)}: {asked.requests_per_s:.2f} "
+        f"{deployment.model} in {deployment.kept} on {hardware(deployment)}: {asked.requests_per_s:.2f} "
         f"requests a second of about {asked.lengths.input_tokens:,} tokens in{cached} and "
         f"{asked.lengths.output_tokens:,} out.",
     )

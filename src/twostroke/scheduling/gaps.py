@@ -90,8 +90,8 @@ class Gaps:
         running: Iterable[Sequence],
         more_tokens: Callable[[Sequence], int],
     ) -> float:
-        """Until so many have ended that a newcomer may write beside the others, if that many go before it: by what each
-        of them will still write, a token a step, as if all had contexts of the same length."""
+        """Until a newcomer may write beside those who are left, if this many go before it: by what each of them will
+        still write, a token a step, as if all had contexts of the same length."""
         if not self.may_hold or not _writes(newcomer):
             return 0.0
         streams = [one for one in running if _writes(one)]

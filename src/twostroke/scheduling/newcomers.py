@@ -4,8 +4,10 @@ changes neither."""
 
 from __future__ import annotations
 
-from twostroke.core.sequence import Sequence
+from twostroke.core.request import Request
+from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.service_level import ServiceLevel
+from twostroke.core.timing import SequenceTiming
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.recall import load_seconds
 from twostroke.scheduling.admission import Admission
@@ -17,6 +19,21 @@ from twostroke.scheduling.staying import Staying, Writer
 
 TOO_SHORT = "it is shorter than a block of KV"
 SOONER_THERE = "a handoff would take longer than to read it where it is written"
+
+
+def samples_of(request: Request, first_seq_id: int, max_total_tokens: int) -> list[Sequence]:
+    """One Sequence a sample, numbered from `first_seq_id` on."""
+    asked = request.sampling.speculation
+    samples = []
+    for sample_index in range(request.sampling.n):
+        timing = SequenceTiming(
+            arrival_s=request.arrival_s,
+            elsewhere_s=0.0 if request.handoff is None else request.handoff.before_s,
+            prompt_tokens=len(request.prompt_token_ids),
+            wants_no_drafts=asked is not None and asked.is_off,
+        )
+        samples.append(Sequence(first_seq_id + sample_index, request, sample_index, max_total_tokens, timing=timing))
+    return samples
 
 
 class Newcomers:
@@ -72,6 +89,14 @@ class Newcomers:
         first_s = staying.first_step_s(prompt_tokens, contexts)
         elsewhere_s = self._first_token_s(newcomer) + move_s + first_s
         return SOONER_THERE if staying.stays(prompt_tokens, writer, elsewhere_s) else None
+
+    def leave(self, samples: list[Sequence], why: str) -> None:
+        """They are over before they began: whoever writes the answer reads the prompt."""
+        assert self._ledger.handing is not None
+        self._ledger.handing.leave(samples[0], why)
+        for sequence in samples:
+            sequence.state, sequence.finish_reason = SequenceState.FINISHED, FinishReason.LENGTH
+            sequence.timing.finished_s = sequence.request.arrival_s
 
     def _handed_over(self, newcomer: Sequence) -> tuple[int, float] | None:
         """The same, with what another engine has read of it; None: nothing comes from there."""

@@ -252,10 +252,10 @@ class CudaFactory:
         spec, started_s, dtype = checkpoint.spec, time.perf_counter(), DTYPES[formats.arithmetic]
         progress(0, 1, "attention")
         found = tune_attention(spec, dtype, started_s + ATTENTION_SHARE * seconds)
+        keep(torch.cuda.get_device_name(), found.rows)  # whatever becomes of the products
         held = held_on(held_of(checkpoint, formats), spec, card_of(torch.device("cuda"), dtype))
         left_s = seconds - (time.perf_counter() - started_s)
         report = tune(spec, dtype, left_s, progress, held)
-        keep(report.device, found.rows)
         changes, faults = [*found.changes, *report.changes], [*found.faults, *report.faults]
         return replace(report, changes=changes, faults=faults, seconds=time.perf_counter() - started_s)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.backends.cuda.kernels.expert_tiles import StoredFewExperts, UnitExperts
+from twostroke.backends.cuda.kernels.float8_tiles import Float8Experts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings, Tile
 from twostroke.backends.cuda.kernels.product_kernels import (
     ANYWHERE,
@@ -149,7 +150,7 @@ class Choices:
         found = {1}
         if product.experts:
             found = {*GROUPED_EXPERTS.beginnings(product), *UnitExperts.beginnings(product, self.card)}
-            found.add(StoredFewExperts.last_rows(product) + 1)
+            found |= {*Float8Experts.beginnings(product), StoredFewExperts.last_rows(product) + 1}
         for source in self._nearest(product)[: None if product.experts else 1]:
             for lines in self._lines[source].values():
                 for line in lines:
