@@ -110,7 +110,8 @@ def test_the_time_of_an_engine_without_room_is_not_the_ways(
 def test_what_is_read_already_is_not_refused_for_the_time_that_reading_takes(pair: tuple[Assembly, Assembly]) -> None:
     """As if this engine read a token in a tenth of a second: alone it refuses the prompt, handed over it does not."""
     _, writer = (one.engine for one in pair)
-    writer.scheduler._forecast.step_seconds = lambda work: 0.1 * work.num_tokens
+    forecast = writer.scheduler._forecast
+    forecast.step_seconds, forecast._is_trusted = lambda work: 0.1 * work.num_tokens, lambda: True
     with pytest.raises(PromiseError, match="reading this prompt alone takes"):
         writer.add(replace(request_of("alone", 100, seed=91), service_level="strict"))
     timing = handed(pair, "read", 0.0, 3, "strict")

@@ -357,6 +357,14 @@ class KVLedger:
         blocks left. All 0: it fits."""
         return self._ahead.shortage(match, end, max_chunk, spare)
 
+    def samples_ahead(self, prompt_len: int, end: int, number: int) -> list[int]:
+        """One a group: blocks that so many more samples of a prompt take up to `end`, beside what they share."""
+        return self._ahead.samples_ahead(prompt_len, end, number)
+
+    def most_samples(self, prompt_len: int, end: int) -> int:
+        """Of one prompt, how many fit at a time up to `end`, if nobody else is there."""
+        return self._ahead.most_samples(prompt_len, end)
+
     def num_shared(self, sequence: Sequence) -> int:
         """Of a running sequence's tokens, those at the beginning whose blocks others hold, too, in every group, as far
         as its last snapshot: if it loses its own, these stay."""

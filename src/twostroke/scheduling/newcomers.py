@@ -8,12 +8,12 @@ from twostroke.core.request import Request
 from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.service_level import ServiceLevel
 from twostroke.core.timing import SequenceTiming
-from twostroke.cost.floor import StepWork
 from twostroke.kv.handing import Handing
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.recall import load_seconds
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.forecast import Forecast, nominal_seconds
+from twostroke.scheduling.places import Places
 from twostroke.scheduling.prefill import PrefillPlanner
 from twostroke.scheduling.promises import Promises, refuse_late, refuse_uneven
 from twostroke.scheduling.sent_work import SentWork
@@ -53,7 +53,8 @@ class Newcomers:
         self._staying, self._sent = staying, SentWork()
         self._forecast = forecast
         self._promises = promises
-        self._admission = admission
+        self._gaps = admission.gaps
+        self._places = Places(ledger, forecast, admission)
         self._prefills = prefills
 
     def let_in(self, level: ServiceLevel, samples: list[Sequence]) -> bool:
@@ -64,7 +65,7 @@ class Newcomers:
         if samples[0].request.lease_id and (why := self._stays(samples[0])) is not None:
             self._leave(samples, why)
             return False
-        self._turn_away_late(level, samples[0], load_s)
+        self._turn_away_late(level, samples, load_s)
         return True
 
     def _promise(self, level: ServiceLevel, samples: list[Sequence]) -> float:
@@ -82,12 +83,13 @@ class Newcomers:
             forecast.expect(sibling, sibling.prompt_len - 1)
         return load_s
 
-    def _turn_away_late(self, level: ServiceLevel, first: Sequence, load_s: float) -> None:
+    def _turn_away_late(self, level: ServiceLevel, samples: list[Sequence], load_s: float) -> None:
         """Raises PromiseError where its class wants that of a request that would break its promise."""
-        if level.when_late == "refuse":
-            refuse_uneven(level, self._admission.gaps.alone_s(first))
-            reading_s = load_s + self._forecast.reading_s(first)
-            refuse_late(level, load_s + self._first_token_s(first), reading_s)
+        if level.when_late == "refuse" and self._forecast.is_trusted:
+            first, number = samples[0], len(samples)
+            refuse_uneven(level, self._gaps.alone_s(first))
+            predicted_s = load_s + self._first_token_s(first, number)
+            refuse_late(level, predicted_s, load_s + self._places.alone_s(first, number), number)
 
     def _stays(self, newcomer: Sequence) -> str | None:
         """Why a prompt that another engine will answer is read there, in a sentence; None: it is read here. Nobody says
@@ -141,33 +143,7 @@ class Newcomers:
                 return longer.num_tokens, load_s
         return match.num_tokens, 0.0
 
-    def _first_token_s(self, newcomer: Sequence) -> float:
-        """From now to its first token."""
+    def _first_token_s(self, newcomer: Sequence, num_samples: int = 1) -> float:
+        """From now to the first token of the last of its samples."""
         self._prefills.note_streams()
-        ahead_s, ahead = self._admission.ahead_of(newcomer)
-        finds_room = ahead == 0 and self._admission.who_makes_way_for(newcomer) is not None
-        num_slots_short = 0 if finds_room else max(0, ahead + 1 - self._admission.num_free_slots)
-        own_s = self._forecast.reading_s(newcomer)
-        in_line_s = self._forecast.first_token_s(ahead_s, own_s, num_slots_short)
-        has_ends = self._forecast.between_ends_s.value > 0.0
-        room_s = self._room_s(newcomer, 0 if has_ends else num_slots_short)
-        if not finds_room:
-            running, more_tokens = self._admission.running, self._admission.more_tokens
-            room_s = max(room_s, self._admission.gaps.wait_s(newcomer, ahead, running, more_tokens))
-        return max(in_line_s, room_s + self._forecast.first_token_s(0.0, own_s)) if room_s else in_line_s
-
-    def _room_s(self, newcomer: Sequence, num_slots_short: int) -> float:
-        """Until enough of those who run have ended for a slot and its blocks: by what each of them will still write, a
-        token a step."""
-        short = max(self._admission.shortage(newcomer, self._ledger.match(newcomer)), default=0)
-        if short <= 0 and num_slots_short <= 0:
-            return 0.0
-        ends = sorted((self._admission.more_tokens(one), one.seq_id, one) for one in self._admission.running)
-        num_steps = 0
-        for num_steps, _, one in ends:
-            num_slots_short -= 1
-            short -= self._ledger.layout.blocks_for(len(one.tokens) + num_steps - one.timing.cached_tokens)
-            if short <= 0 and num_slots_short <= 0:
-                break
-        contexts = [one.next_position + 1 for one in self._admission.running]
-        return num_steps * self._forecast.step_seconds(StepWork(contexts=contexts))
+        return self._places.first_token_s(newcomer, num_samples)
