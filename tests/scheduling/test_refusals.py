@@ -14,6 +14,7 @@ from tests.scheduling.test_gaps import FITTING, ITL_S
 from tests.scheduling.test_gaps import play as playing_streams
 from tests.scheduling.test_policies import SHAPE, SPEC, Played
 from twostroke.core.errors import PromiseError
+from twostroke.core.handoff import unread
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
@@ -54,13 +55,16 @@ class Learning(Replica):
             self.cost.observe(work_of(step), self._noise() * seconds / num_tokens)
         return super()._take_in(step, seconds, now_s, num_tokens)
 
-    def ask(self, number: int, level: str, num_tokens: int = 60, answer: int = 4) -> list[Sequence]:
+    def ask(
+        self, number: int, level: str, num_tokens: int = 60, answer: int = 4, gone_s: float = 0.0
+    ) -> list[Sequence]:
         request = Request(
             f"asked-{number}",
             (number, *range(1, num_tokens)),
             SamplingParams(max_tokens=answer, ignore_eos=True),
             arrival_s=self.now_s,
             service_level=level,
+            handoff=unread("in vain", gone_s) if gone_s else None,
         )
         self.add(request)
         return self.scheduler._samples[request.request_id]
@@ -112,15 +116,18 @@ class Doubted(Replica):
             step_error=lambda: error,
         )
 
-    def ask(self, name: str, num_tokens: int, level: str = "strict") -> Sequence:
-        """A token takes a millisecond to read."""
-        sampling = SamplingParams(max_tokens=1, ignore_eos=True)
-        prompt = (len(name), *range(1, num_tokens))
-        self.add(
-            Request(
-                name, prompt, sampling, arrival_s=self.now_s, service_level=level, priority=-100 * (level == "default")
-            )
+    def ask(self, name: str, num_tokens: int, level: str = "strict", gone_s: float = 0.0) -> Sequence:
+        """A token takes a millisecond to read. `gone_s`: what went by at another engine, which read it in vain."""
+        request = Request(
+            name,
+            (len(name), *range(1, num_tokens)),
+            SamplingParams(max_tokens=1, ignore_eos=True),
+            arrival_s=self.now_s,
+            service_level=level,
+            priority=-100 * (level == "default"),
+            handoff=unread("in vain", gone_s) if gone_s else None,
         )
+        self.add(request)
         return self.scheduler._samples[name][0]
 
 
@@ -168,6 +175,26 @@ def test_a_class_on_a_noisy_host_refuses_what_cannot_be_in_time_all_the_same() -
 def test_nothing_is_known_of_costs_that_were_not_measured() -> None:
     assert at_least_s(5.0, None) == 0.0
     assert at_least_s(5.0, 0.0) == 5.0 and at_least_s(3.0, 0.5) == 2.0
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_of_what_was_promised_to_a_request_of_another_engine_what_is_left_counts(error: float) -> None:
+    """It would be in time, had it come here at once."""
+    replica = Doubted(error, 0.3)
+    replica.ask("first", 100, "default")
+    told = r"it would come in \d+ \(150 of it went by at another engine\): what is before it takes that long"
+    with pytest.raises(PromiseError, match=told) as refused:
+        replica.ask("refused", 100, gone_s=0.15)
+    assert refused.value.retry_after_s == pytest.approx(0.15 + (1.0 + error) * 0.2 - 0.3)
+    assert replica.ask("at once", 100)
+    replica.play_until(inf)
+    served = replica.ask("served", 100, gone_s=0.15)
+    replica.play_until(inf)
+    assert served.timing.kept_ttft
+
+
+def test_nobody_is_refused_for_time_that_is_gone_where_nothing_is_known() -> None:
+    assert Learning(strict(1.0)).ask(1, "strict", gone_s=2.0)
 
 
 # Several samples

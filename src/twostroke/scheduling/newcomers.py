@@ -89,7 +89,8 @@ class Newcomers:
             first, number = samples[0], len(samples)
             self._promises.refuse_uneven(level, self._gaps.alone_s(first))
             predicted_s = load_s + self._first_token_s(first, number)
-            self._promises.refuse_late(level, predicted_s, load_s + self._places.alone_s(first, number), number)
+            alone_s, gone_s = load_s + self._places.alone_s(first, number), first.timing.elsewhere_s
+            self._promises.refuse_late(level, predicted_s, alone_s, number, gone_s)
 
     def _stays(self, newcomer: Sequence) -> str | None:
         """Why a prompt that another engine will answer is read there, in a sentence; None: it is read here. Nobody says

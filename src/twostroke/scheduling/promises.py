@@ -60,14 +60,18 @@ class Promises:
                 inf,
             )
 
-    def refuse_late(self, level: ServiceLevel, predicted_s: float, alone_s: float = 0.0, num_samples: int = 1) -> None:
+    def refuse_late(
+        self, level: ServiceLevel, predicted_s: float, alone_s: float = 0.0, num_samples: int = 1, gone_s: float = 0.0
+    ) -> None:
         """Raises PromiseError where the class refuses rather than to be late, and this one would be, also if it comes
-        sooner than predicted by as much as predictions are known to be off. What is in the way drains by a second a
-        second, so the same request is in time once that much is gone; never, where `alone_s`, what its own prompt and
-        samples take with nobody there, is longer than was promised."""
+        sooner than predicted by as much as predictions are known to be off. `gone_s`: what has gone by of its time at
+        another engine. What is in the way drains by a second a second, here and there, so the same request is in time
+        once that much is gone; never, where `alone_s`, what its own prompt and samples take with nobody there, is
+        longer than was promised."""
         if level.when_late != "refuse" or level.ttft_s is None:
             return
-        if self.forecast.at_least_s(predicted_s) <= level.ttft_s:
+        least_s = self.forecast.at_least_s(predicted_s)
+        if not least_s or gone_s + least_s <= level.ttft_s:
             return
         if self.forecast.at_least_s(alone_s) > level.ttft_s:
             what = "reading this prompt" if num_samples == 1 else f"beginning {num_samples} answers"
@@ -76,9 +80,11 @@ class Promises:
                 f"{alone_s * 1e3:.3g}: another class may take it",
                 inf,
             )
-        retry_after_s = predicted_s - level.ttft_s
+        first_token_s = gone_s + predicted_s
+        retry_after_s = first_token_s - level.ttft_s
+        there = f" ({gone_s * 1e3:.0f} of it went by at another engine)" if gone_s else ""
         raise PromiseError(
             f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.0f} ms, and it would come in "
-            f"{predicted_s * 1e3:.0f}: what is before it takes that long; try again in {retry_after_s:.1f} s",
+            f"{first_token_s * 1e3:.0f}{there}: what is before it takes that long; try again in {retry_after_s:.1f} s",
             retry_after_s,
         )
