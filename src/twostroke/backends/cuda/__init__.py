@@ -86,7 +86,9 @@ class CudaFactory:
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
         if wish.kv in kv_codes.ONE_BYTE:
             declined = kv_codes.declines(checkpoint, wish, lacks_float8=_lacks_float8())
-            arithmetic = "fp8" if wish.arithmetic == "fp8" else "bf16"
+            in_few_bits = wish.weights in QUANTISED_TO or checkpoint.has_quantised_matrices
+            is_open = wish.arithmetic == "fp8" or (wish.arithmetic is None and in_few_bits)
+            arithmetic = wish.arithmetic if is_open and wish.weights not in GPU_FLOATS else "bf16"
             found = declined or self.formats(checkpoint, replace(wish, kv="bf16", arithmetic=arithmetic))
             if isinstance(found, str):
                 return found
@@ -122,20 +124,20 @@ class CudaFactory:
             return "decode reads few bits fast on Hopper alone; --quantise none holds them as they are stored"
         if wish.arithmetic not in (None, "bf16", "fp8") or wish.kv not in (None, "bf16"):
             return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
-        formats = Formats(STORED, wish.arithmetic or "bf16", "bf16", stored=checkpoint.main_kind().name)
+        formats = _in_few_bits(checkpoint, STORED, wish)
         held = held_of(checkpoint, formats)
         if not held.codes:
             return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
         found = _multiplied(checkpoint, held, formats)
         if isinstance(found, str):
             return found
-        arithmetic, why = found
+        formats, why = found
         named = tuple(sorted(set(held.declined.values())))
         reasons = (
             f"{why} (--quantise bf16 brings them to 16 bits)",
             *(f"some are brought to 16: {one}" for one in named),
         )
-        return replace(formats, arithmetic=arithmetic, reasons=reasons)
+        return replace(formats, reasons=reasons)
 
     def _quantised(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str:
         """Float matrices of layers are brought to few bits as they are loaded."""
@@ -147,11 +149,11 @@ class CudaFactory:
             return NO_FLOAT8
         if wish.arithmetic not in (None, "bf16", "fp8") or wish.kv not in (None, "bf16"):
             return f"with weights in {wish.weights} it computes and keeps KV in bf16"
-        formats = Formats(wish.weights, wish.arithmetic or "bf16", "bf16", stored=checkpoint.main_kind().name)
+        formats = _in_few_bits(checkpoint, wish.weights, wish)
         found = _multiplied(checkpoint, held_of(checkpoint, formats), formats)
         if isinstance(found, str):
             return found
-        return replace(formats, arithmetic=found[0], reasons=(found[1],))
+        return replace(found[0], reasons=(found[1],))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         attentions = [checkpoint.spec.layers[layer].attention for layer in layers]
@@ -194,18 +196,18 @@ class CudaFactory:
 
         from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
-        from twostroke.backends.cuda.products import card_of
+        from twostroke.backends.cuda.products import card_for
         from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
         from twostroke.backends.cuda.tuned_table import Choices
         from twostroke.backends.cuda.verify import most_queries
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, sizes.max_running + MAX_CHUNKS
-        nowhere, card = torch.device("meta"), card_of(torch.device("cuda"), torch.bfloat16)
+        nowhere, card = torch.device("meta"), card_for(torch.device("cuda"), torch.bfloat16, formats)
         held = held_on(held_of(checkpoint, formats), checkpoint.spec, card)
         num_tokens = sizes.max_tokens_per_step
         num_queries = most_queries(min(sizes.max_running, num_tokens), num_tokens)
-        choices = Choices.on(replace(card, prefers_float8=formats.arithmetic == "fp8"))
+        choices = Choices.on(card)
         buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries, choices)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
@@ -267,7 +269,7 @@ class CudaFactory:
         from twostroke.backends.cuda.backend import DTYPES, CudaBackend
         from twostroke.backends.cuda.drafting import MAX_DRAFTS
         from twostroke.backends.cuda.head_loading import drafter_of
-        from twostroke.backends.cuda.products import card_of
+        from twostroke.backends.cuda.products import card_for
         from twostroke.backends.cuda.tuned_table import Choices
 
         if layout.block_size & (layout.block_size - 1):
@@ -287,7 +289,7 @@ class CudaFactory:
                 dtype=dtype,
                 kv_dtype=kv_dtype,
                 max_context=settings.max_context,
-                choices=Choices.on(card_of(device, dtype, prefers_float8=one.formats.arithmetic == "fp8")),
+                choices=Choices.on(card_for(device, dtype, one.formats)),
                 has_copies=own.copies is not None,
             )
         try:
@@ -319,28 +321,39 @@ class CudaFactory:
             ) from error
 
 
-def _multiplied(checkpoint: Checkpoint, held: Held, formats: Formats) -> tuple[str, str] | str:
-    """What weights in few bits are multiplied in, by name and in words; or why they are not in float8, where that was
-    asked for."""
+def _in_few_bits(checkpoint: Checkpoint, weights: str, wish: FormatWish) -> Formats:
+    """What is multiplied in is not known yet where nobody asked for it."""
+    in_float8 = False if wish.arithmetic == "bf16" else None
+    stored = checkpoint.main_kind().name
+    return Formats(weights, wish.arithmetic or "bf16", "bf16", stored=stored, inputs_in_float8=in_float8)
+
+
+def _multiplied(checkpoint: Checkpoint, held: Held, formats: Formats) -> tuple[Formats, str] | str:
+    """What weights in few bits are multiplied in, in words, too; or why they are not in float8, where that was asked
+    for."""
+    if formats.inputs_in_float8 is False:
+        return formats, "multiplied in bf16 as asked for"
+    in_float8 = replace(formats, arithmetic="fp8")
     in_layers = sum(one.kind != "head" for one in matrices_of(checkpoint.spec))
     has_float8, by_rows = not _lacks_float8(), [name for name, code in held.codes.items() if code is FP8]
     if has_float8 and set(held.codes.values()) == {FP8} and len(by_rows) == in_layers:
-        return "fp8", "prompts are multiplied in float8, few rows in bf16"
+        return in_float8, "prompts are multiplied in float8, few rows in bf16"
     others = len(held.in_float8)
     if formats.arithmetic == "fp8":
         if not by_rows and not others:
             return "none of its matrices is held in numbers that float8 has, so that it cannot multiply in fp8"
         all_told = len(by_rows) + others == in_layers
         rest = "few rows" if all_told else "few rows, and what float8 does not hold,"
-        return "fp8", f"prompts are multiplied in float8, {rest} in bf16"
+        return in_float8, f"prompts are multiplied in float8, {rest} in bf16"
     if not has_float8:
-        return "bf16", "multiplied in bf16"
+        return formats, "multiplied in bf16"
     why = "multiplied in bf16"
     if by_rows:
+        formats = replace(formats, inputs_in_float8=True)
         why = "prompts meet dense matrices in float8, all else is multiplied in bf16"
     if others:
         why += ", but where `twostroke tune` found float8 faster for prompts (--dtype fp8: for all of them)"
-    return "bf16", why
+    return formats, why
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:

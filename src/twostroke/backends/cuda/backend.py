@@ -31,7 +31,7 @@ from twostroke.backends.cuda.model_matrices import held_of, held_on
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
-from twostroke.backends.cuda.products import card_of
+from twostroke.backends.cuda.products import card_for
 from twostroke.backends.cuda.results import NONE, Advances, CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
@@ -101,7 +101,7 @@ class CudaBackend:
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
         if choices is None:
-            choices = Choices.on(card_of(device, dtype, prefers_float8=formats.arithmetic == "fp8"))
+            choices = Choices.on(card_for(device, dtype, formats))
         held = held_on(held_of(checkpoint, formats), spec, choices.card)
         weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None, held)
         max_rows = min(max_running, max_tokens_per_step)
