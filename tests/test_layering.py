@@ -66,6 +66,8 @@ ROOMS = {
     "cluster.autoscale": room("cluster.demand"),
     # What extras bring, each in one place.
     "cluster.deploy": room("core", "ray"),
+    # Whether several cards may hold one copy, as a server asks it when it starts.
+    "cluster.deployment_file": room("core backends"),
     "cluster.smg_child": room("core", "smg"),
     "server": room(
         "core cost explain text config engine planner web cluster",

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from twostroke.cli import options
 from twostroke.core.errors import BadRequestError
+from twostroke.core.handoff import SENT_EARLY
 from twostroke.planner.asked.speculation import SpeculationWish
 from twostroke.planner.asked.wish import DeploymentWish, LoadWish, Wish
 
@@ -45,6 +46,13 @@ LinkName = Annotated[
         "device's own (h200). Default: the device's, within one machine of eight, else 400gbe.",
     ),
 ]
+EarlyKV = Annotated[
+    bool,
+    typer.Option(
+        help="With --disaggregate: each chunk's KV goes while the next one is read, or all of it when the prompt was "
+        "read. Default: as engines do."
+    ),
+]
 FromServer = Annotated[
     str | None,
     typer.Option(
@@ -73,6 +81,7 @@ def plan(
     search: Search = False,
     disaggregate: Disaggregate = False,
     link: LinkName = None,
+    early_kv: EarlyKV = SENT_EARLY,
     from_server: FromServer = None,
     api_key: ApiKey = None,
     matrices: Matrices = False,
@@ -122,10 +131,12 @@ def plan(
     wish = Wish(read_model(model), asked, config, speculating)
     if link is not None and not disaggregate:
         raise BadRequestError("--link belongs to --disaggregate: one pool hands nothing over")
+    if early_kv != SENT_EARLY and not disaggregate:
+        raise BadRequestError("--early-kv belongs to --disaggregate: one pool hands nothing over")
     if disaggregate:
         if search or from_server is not None or matrices or plot is not None:
             raise BadRequestError("--disaggregate goes with no --search, --from-server, --matrices or --plot")
-        _disaggregate(wish, load, link, as_json)
+        _disaggregate(wish, load, link, early_kv, as_json)
     elif search:
         if asked.is_cut or from_server is not None or matrices or plot is not None:
             raise BadRequestError(
@@ -207,11 +218,11 @@ def _search(wish: Wish, asked: LoadWish, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _disaggregate(wish: Wish, load: LoadWish, link: str | None, as_json: bool) -> None:
+def _disaggregate(wish: Wish, load: LoadWish, link: str | None, early_kv: bool, as_json: bool) -> None:
     from twostroke.cli import plan_pools
 
     console = Console()
-    found = plan_pools.compared(wish, load, link)
+    found = plan_pools.compared(wish, load, link, early_kv=early_kv)
     if as_json:
         _print_json(console, plan_pools.pools_plan(found))
     else:

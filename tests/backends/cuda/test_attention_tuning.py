@@ -77,6 +77,23 @@ def test_cuts_are_found_too(spec: ModelSpec, device: str, monkeypatch: pytest.Mo
     assert row["use"]["smallest_tokens"] == attention_tuning.CUTS[1].smallest_tokens and set(found.rows) == {
         "decode cuts"
     }
+    (model,) = models_of(spec, torch.float32, device)
+    facts = {"tokens": 3, "programs_per_sm": 3 * model.shape.kv_heads // model.num_sms}
+    further = {name: value for name, value in settings_for("decode cuts", **facts).items() if name.startswith("long_")}
+    assert further["long_tokens"] and further.items() <= row["use"].items(), "contexts beyond those that were measured"
+
+
+def test_cuts_of_long_contexts_stay_with_the_counts_that_have_them(
+    spec: ModelSpec, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is for several numbers of programs: it ends where long items are cut otherwise."""
+    if device == "cuda":
+        pytest.skip("the streams that fill a card have no room in this pool")
+    (model,) = models_of(spec, torch.float32, device)
+    monkeypatch.setattr(attention_tuning, "STREAMS", ((6 * model.num_sms // model.shape.kv_heads, 64),))
+    found = measured(spec, monkeypatch, device, attention_tuning.CUTS[1])
+    (row,) = found.rows["decode cuts"]
+    assert row["when"]["programs_per_sm"] == [4, 6] and row["use"]["long_tokens"] == 0
 
 
 def test_a_setting_that_is_wrong_is_never_chosen(spec: ModelSpec, device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from twostroke.backends.cuda.attention import INTERPRETED_SMS, MOST_TOGETHER, choose_prefill
 from twostroke.backends.cuda.attention_cases import Model, Pool, graph_seconds, relative_error
-from twostroke.backends.cuda.attention_table import Row
+from twostroke.backends.cuda.attention_table import Row, settings_for
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.kernels import flash_prefill, prefill_attention
 from twostroke.backends.cuda.kernels.decode_attention import MAX_GROUP, DecodeScratch, attend_decode
@@ -149,22 +149,30 @@ class _Measuring:
                 self._cuts(step, best, of)
 
     def _cuts(self, step: _Decodes, walk: WalkConfig, of: tuple[str, int]) -> None:
+        """Long items, which no context here has, are cut further as they were."""
         kv_heads, num_sms = self._model.shape.kv_heads, self._model.num_sms
-        now = self._cut_now(step.streams)
-        rules = [None, *(rule for rule in CUTS if rule.plan(step.streams, kv_heads, num_sms) != now)]
-        trials = (
-            partial(step.trial, rule, walk, now if rule is None else rule.plan(step.streams, kv_heads, num_sms))
-            for rule in rules
-        )
+        now, window = self._cut_now(step.streams), self._window or 0
+        programs = step.streams * kv_heads // num_sms
+
+        def of_long_items(programs_per_sm: int) -> dict[str, int]:
+            facts = {"tokens": step.streams, "programs_per_sm": programs_per_sm, "window": window}
+            known = settings_for("decode cuts", self._target.name, **facts)
+            return {name: value for name, value in known.items() if name.startswith("long_")}
+
+        further = of_long_items(programs)
+        plans = {rule: replace(rule, **further).plan(step.streams, kv_heads, num_sms) for rule in CUTS}
+        trials = [partial(step.trial, None, walk, now)]
+        trials += [partial(step.trial, rule, walk, plan) for rule, plan in plans.items() if plan != now]
         best = self._best((f"cuts of {of[0]}", of[1]), trials, step.error)
         if isinstance(best, CutRule):
-            programs = step.streams * kv_heads // num_sms
+            fewest = next(each for each in range(programs // 2, programs + 1) if of_long_items(each) == further)
             when = {
                 "tokens": [step.streams // 2 + 1, step.streams],
-                "programs_per_sm": [programs // 2, programs],
-                "window": [self._window or 0] * 2,
+                "programs_per_sm": [fewest, programs],
+                "window": [window] * 2,
             }
-            self._found.rows.setdefault("decode cuts", []).append({"when": when, "use": asdict(best)})
+            use = asdict(replace(best, **further))
+            self._found.rows.setdefault("decode cuts", []).append({"when": when, "use": use})
 
     def prompts(self) -> None:
         shape, window = self._model.shape, self._window

@@ -18,6 +18,7 @@ from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.draft_blocks import AllBlocks
 from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.graphs import GraphCache
+from twostroke.backends.cuda.guarded_drafter import GuardedDrafter
 from twostroke.backends.cuda.guessing import Guesser
 from twostroke.backends.cuda.kept_blocks import BATCH_BLOCKS, CudaKeptBlocks
 from twostroke.backends.cuda.kernels.paged import NO_SCALES
@@ -99,8 +100,7 @@ class CudaBackend:
         `listener`: in a drafter's place."""
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
-        if choices is None:
-            choices = Choices.on(card_of(device, dtype, prefers_float8=formats.arithmetic == "fp8"))
+        choices = choices or Choices.on(card_of(device, dtype, prefers_float8=formats.arithmetic == "fp8"))
         held = held_on(held_of(checkpoint, formats), spec, choices.card)
         weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None, held)
         max_rows = min(max_running, max_tokens_per_step)
@@ -108,7 +108,7 @@ class CudaBackend:
         max_sampled = max(max_rows + MAX_CHUNKS, max_queries)  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
-        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries)
+        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries, choices)
         one_byte = OneByteKV.of(checkpoint, formats, device)
         kernels = kernels_of(
             spec,
@@ -137,10 +137,11 @@ class CudaBackend:
         self.max_drafts = max_drafts
         self._drafter = None if drafter is None else drafter(self._parts)
         self._blocks = AllBlocks(layout, kv, None if self._drafter is None else self._drafter.blocks)
+        self._guarded = None if self._drafter is None else GuardedDrafter(self._drafter)
         self._listener = listener
         self._keep_what_is_heard()
         self._decodes = DecodePath(self._parts, max_rows)
-        self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
+        self._verifies = VerifyPath(self._parts, max_rows, self._guarded, forced) if max_drafts else None
         beside = () if self._drafter is None else self._drafter.kernels
         pooling = checkpoint.pooling
         self._vectors = None if pooling is None else VectorPath(pooling, self._parts, max_rows, max_context)
@@ -160,8 +161,8 @@ class CudaBackend:
 
     def _keep_what_is_heard(self) -> None:
         """The residual stream behind layers that a drafter, or a listener in its place, reads."""
-        if self._drafter is not None:
-            self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
+        if self._drafter is not None and self._guarded is not None:
+            self._parts.decoder.keep(self._drafter.taps, self._guarded.follow)
         if self._listener is not None:
             self._parts.decoder.keep(self._listener.layers, lambda done, taps: None)
 
@@ -197,6 +198,8 @@ class CudaBackend:
             packed_s = time.perf_counter()
             if self._device.type == "cuda":
                 self.prepare()
+        if self._guarded is not None and self.unseen is not None:
+            self._guarded.guard(self.unseen.give_up)
         return _Loading(packed_s - started_s, packed_s - loaded_s, left_plain)
 
     def prepare(self, *, rehearses: bool = False) -> None:

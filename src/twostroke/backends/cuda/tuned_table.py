@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.backends.cuda.kernels.expert_tiles import StoredFewExperts, UnitExperts
+from twostroke.backends.cuda.kernels.float8_tiles import Float8Experts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings, Tile
 from twostroke.backends.cuda.kernels.product_kernels import (
     ANYWHERE,
@@ -139,7 +140,7 @@ class Choices:
     def later_lines(self, product: Product, forms: tuple[str, ...], beyond: int) -> list[tuple[int, KernelChoice]]:
         """Each distinct choice for more than `beyond` rows, with a number of rows that meets it."""
         found: dict[str, tuple[int, KernelChoice]] = {}
-        for first in self._beginnings(product):
+        for first in self._beginnings(product, forms):
             rows = max(first, beyond + 1)
             choice = self.of(product, rows, forms)
             found.setdefault(f"{choice.kernel.name} {choice.tile}", (rows, choice))
@@ -147,18 +148,22 @@ class Choices:
 
     def last_rows(self, product: Product, form: str) -> int:
         """The most rows at which this form is read, if the weights are held in it."""
-        ends = [first - 1 for first in self._beginnings(product)[1:]]
+        ends = [first - 1 for first in self._beginnings(product, (form, "plain"))[1:]]
         return max((rows for rows in ends if self.reads(product, form, (rows,))), default=0)
 
-    def _beginnings(self, product: Product) -> list[int]:
-        """Every number of rows from which on the choice may be another; what experts borrow may come of several."""
-        found = {1}
+    def _beginnings(self, product: Product, forms: tuple[str, ...]) -> list[int]:
+        """Every number of rows from which on the choice may be another; what experts borrow may come of several, and so
+        may what weights in several forms do."""
+        found, unseen = {1}, {*forms}
         if product.experts:
             found = {*GROUPED_EXPERTS.beginnings(product), *UnitExperts.beginnings(product, self.card)}
-            found.add(StoredFewExperts.last_rows(product) + 1)
-        for source in self._nearest(product)[: None if product.experts else 1]:
-            for lines in self._lines[source].values():
-                for line in lines:
+            found |= {*Float8Experts.beginnings(product), StoredFewExperts.last_rows(product) + 1}
+        for source in self._nearest(product):
+            if not unseen and not product.experts:
+                break
+            unseen -= self._lines[source].keys()
+            for form in self._lines[source].keys() & forms:
+                for line in self._lines[source][form]:
                     ends = (line.first, line.last + 1) if line.last < NO_END else (line.first,)
                     found |= {_rows_of(product, source, rows) for rows in ends}
         return sorted(found)
