@@ -1,5 +1,5 @@
-"""all-MiniLM-L6-v2 with its real weights, as a package of the registry has them, beside sentence-transformers: vectors of
-sentences in several languages, of code, and of a text of nearly the 256 tokens that it reads."""
+"""all-MiniLM-L6-v2 with its real weights, as a package of the registry has them, beside sentence-transformers: vectors
+of sentences in several languages, of code, and of a text of nearly the 256 tokens that it reads."""
 
 from __future__ import annotations
 
