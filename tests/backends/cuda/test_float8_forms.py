@@ -20,8 +20,7 @@ from tests.backends.cuda.test_stored_model import rounded
 from tests.models.quantised.folders import FORMATS, arguments, make_quantised, quantise_folder
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends import cuda
-from twostroke.backends.cuda import FACTORY, products
+from twostroke.backends.cuda import FACTORY, device_here, products
 from twostroke.backends.cuda.kernels.float8_tiles import ROWS_FLOAT8, Float8Tile, LibraryTile, in_float8
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, GROUPED_CODES, INT4, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
@@ -217,8 +216,8 @@ def test_a_layer_s_products(kernel: str, code: Code, has_bias: bool, rows: int, 
 
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_reads_few_bits", lambda: True)
-    monkeypatch.setattr(cuda, "_lacks_float8", lambda: False)
+    monkeypatch.setattr(device_here, "reads_few_bits", lambda: True)
+    monkeypatch.setattr(device_here, "lacks_float8", lambda: False)
 
 
 def chosen(folder: Path, *wish: str | None) -> Formats:
@@ -259,7 +258,7 @@ def test_what_float8_does_not_hold_declines_with_a_sentence(tmp_path: Path, monk
     told = FACTORY.formats(plain, FormatWish("q8_0", "fp8"))
     assert isinstance(told, str) and "float8" in told
     assert chosen(tmp_path / "plain", "int4", "fp8", "fp8").arithmetic == "fp8", "beside KV of a byte"
-    monkeypatch.setattr(cuda, "_lacks_float8", lambda: True)
+    monkeypatch.setattr(device_here, "lacks_float8", lambda: True)
     told = FACTORY.formats(plain, FormatWish("int4", "fp8"))
     assert isinstance(told, str) and "multiplies no float8" in told
 

@@ -32,6 +32,8 @@ NO_END = 1 << 30
 FOLDER = files("twostroke.backends.cuda") / "tuned"
 FALLBACK = "nvidia-h200"
 """What a device without a table of its own goes by: its kernels decline what they cannot do."""
+RENAMED = {"gluon_experts": "hopper_experts"}
+"""Kernels by the names that users' tables may still have for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,12 @@ class Table:
     products: Mapping[Product, Forms]
     borrowed: Mapping[Product, Forms] = field(default_factory=dict)
     """Another device's, which a device without a table goes by until its user has it tuned."""
+    unknown: frozenset[str] = frozenset()
+    """Kernels that lines of its file name and that there are no longer: those lines are left out."""
 
-    def with_others(self, others: Mapping[Product, Forms]) -> Table:
+    def with_others(self, others: Mapping[Product, Forms], unknown: frozenset[str] = frozenset()) -> Table:
         """With what was found of some products: a form that was not looked at keeps its lines."""
-        return replace(self, products=_joined(self.products, others))
+        return replace(self, products=_joined(self.products, others), unknown=self.unknown | unknown)
 
     @property
     def all_products(self) -> Mapping[Product, Forms]:
@@ -125,6 +129,8 @@ class Choices:
         """What is told at a start."""
         known = sum(map(self.has, products))
         more = "" if known == len(products) else f"; `twostroke tune {model}` would measure the rest"
+        gone = ", ".join(sorted(self.table.unknown))
+        more += f"; lines of {gone} are ignored, as there is no such kernel any more" if gone else ""
         return f"products: {known} of {len(products)} are in the table for {self.table.device}{more}"
 
     def reads(self, product: Product, form: str, counts: Iterable[int] = (1, 16, 64)) -> bool:
@@ -211,7 +217,10 @@ def table_for(device: str) -> Table:
         table = Table(device, {}, borrowed=_packaged(FALLBACK).products)
     own = user_path(device)
     try:
-        return table.with_others(parse(own.read_text()).products) if own.is_file() else table
+        if not own.is_file():
+            return table
+        found = parse(own.read_text())
+        return table.with_others(found.products, found.unknown)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError(f"the table of tuned products {own} cannot be read: {error}; delete it") from None
 
@@ -239,17 +248,19 @@ def keep(device: str, products: Mapping[Product, Forms]) -> Path:
 
 def parse(text: str) -> Table:
     found = json.loads(text)
-    products = {}
+    products, unknown = {}, set()
     for entry in found["products"]:
         product = Product(**{name: value for name, value in entry.items() if name != "forms"})
-        products[product] = {form: _lines(lines) for form, lines in entry["forms"].items()}
-    return Table(found["device"], products)
+        forms = {form: [_line(*line) for line in lines] for form, lines in entry["forms"].items()}
+        unknown |= {line.kernel for lines in forms.values() for line in lines if line.kernel not in KERNELS}
+        products[product] = {
+            form: tuple(line for line in lines if line.kernel in KERNELS) for form, lines in forms.items()
+        }
+    return Table(found["device"], products, unknown=frozenset(unknown))
 
 
-def _lines(lines: list[list[Any]]) -> tuple[TableLine, ...]:
-    """Without those of kernels that there are no longer."""
-    found = (TableLine(first, last or NO_END, *rest) for first, last, *rest in lines)
-    return tuple(line for line in found if line.kernel in KERNELS)
+def _line(first: int, last: int | None, kernel: str, *rest: Any) -> TableLine:
+    return TableLine(first, last or NO_END, RENAMED.get(kernel, kernel), *rest)
 
 
 def text_of(table: Table) -> str:
