@@ -32,6 +32,7 @@ from twostroke.cost.calibration import (
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
+from twostroke.cost.trust import doubt_of
 from twostroke.engine.companions import beside, plan_companion, plan_head, refuse_other_tokens
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.drafting import speculation
@@ -300,6 +301,7 @@ def assemble(
         policy=config.policy,
         levels=config.promised(),
         step_seconds=step_cost.seconds,
+        is_trusted=lambda: doubt_of(step_cost) is None,
         staying=staying_of(fleet, resolved, step_cost),
     )
     grammars = None
@@ -322,11 +324,15 @@ def assemble(
     if checkpoint.pooling is not None:
         drafts_note = vectors_note(checkpoint, checkpoint.pooling)
     notes = (*prepared.reasons, drafts_note, *([] if tiers_note is None else [tiers_note]))
-    notes = (*notes, *getattr(backend, "notes", ()))
-    if calibration is not None:
-        notes = (*notes, f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average")
+    notes = (*notes, *getattr(backend, "notes", ()), *_calibration_notes(calibration))
     factory, shape = prepared.factory, prepared.shape
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared, grammars)
+
+
+def _calibration_notes(calibration: Calibration | None) -> list[str]:
+    if calibration is None:
+        return []
+    return [f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average"]
 
 
 def _refuse_other_tokens(prepared: Preparation, tokenizer: Tokenizer | None) -> None:

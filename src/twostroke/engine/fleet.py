@@ -51,6 +51,7 @@ class _Named:
         self._transport = transport
         self.described = transport.contact.described()
         self.offer, self.withdraw, self.cancel = transport.offer, transport.withdraw, transport.cancel
+        self.is_read = transport.is_read
         self.poll, self.wait, self.close = transport.poll, transport.wait, transport.close
 
     def name_of(self, peer: str) -> str:

@@ -189,6 +189,9 @@ class Transport(Protocol):
         """End an offer. True: the slots may be reused when this returns, whoever reads. It is always so. An unknown id
         is nothing."""
 
+    def is_read(self, lease_id: str) -> bool:
+        """Whether a peer is reading it at this moment."""
+
     # The reader's side
 
     def fetch(

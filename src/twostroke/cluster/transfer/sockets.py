@@ -84,6 +84,9 @@ class SocketTransport:
         self._offers.withdraw(lease_id)
         return True
 
+    def is_read(self, lease_id: str) -> bool:
+        return self._offers.is_read(lease_id)
+
     # The reader's side
 
     def fetch(

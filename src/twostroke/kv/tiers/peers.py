@@ -76,6 +76,7 @@ class Transport(Protocol):
     def name_of(self, peer: str) -> str: ...
     def offer(self, lease_id: str, places: Sequence[Place]) -> None: ...
     def withdraw(self, lease_id: str) -> object: ...
+    def is_read(self, lease_id: str) -> bool: ...
     def fetch(
         self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place] | Landing, deadline_s: float
     ) -> Fetching: ...
@@ -205,7 +206,7 @@ class Peers:
     def _may_lease(self, lease: Lease, group: int) -> bool:
         """Whether it may have one more slot: where all are leased, others that hold them too long give way."""
         while self._num_leased(group) >= LEASED_SHARE * self._host.num_slots[group]:
-            other = who_gives_way(self._leases.values(), lease, group, self._clock())
+            other = who_gives_way(self._leases.values(), lease, group, self._clock(), self.transport.is_read)
             if other is None:
                 return False
             self._totals.expired += 1
