@@ -20,7 +20,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
 ROOT = Path(__file__).parents[2]
-RECORD = "family-schedules.txt"
+RECORD, INTERPRETED = "family-schedules.txt", "family-schedules-interpreted.txt"
 ROW = re.compile(r"\| `(\w+)` \| (\w+) \| (\d+) \| the same \| (\d+) \| (\d+) \| (\d+) \|")
 
 
@@ -95,6 +95,14 @@ def test_the_record_has_200_of_every_variant_on_both_hosts(tmp_path: Path) -> No
         family_schedules.check_met(Tally(200, 11, 0, 11), checkpoint.spec)
 
 
+def test_the_record_of_the_interpreter_has_every_smaller_variant() -> None:
+    found = record(INTERPRETED)
+    assert [name for name, _, _ in found] == bench.variants_of("cuda")
+    assert all(backend == "cuda" and tally.schedules >= 1 for _, backend, tally in found)
+
+
 def test_the_page_says_how_many_were_played() -> None:
     page = " ".join((ROOT / "docs" / "families.md").read_text(encoding="utf-8").split())
+    counts = [tally.schedules for _, _, tally in record(INTERPRETED)]
     assert f"{len(record(RECORD)) * 200:,} schedules" in page
+    assert f"{sum(counts):,} schedules of {len(counts)} variants, {min(counts)} to {max(counts)} of each" in page
