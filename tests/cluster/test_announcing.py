@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.transfers import LIMIT_S, OTHER_KEY, WAYS, Engine, Start, serves_still, wait_for
-from twostroke.cluster import announcements, tickets
+from twostroke.cluster import tickets
+from twostroke.cluster.transfer import announcements
 from twostroke.cluster.transfer.audience import MOST_WAITING, Audience
 from twostroke.cluster.transfer.channel import Channel, RefusedError, TransferError
 from twostroke.core.errors import BadRequestError

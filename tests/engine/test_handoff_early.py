@@ -14,7 +14,7 @@ import pytest
 from tests.engine.test_handoff import KEY, LIMIT_S, everything_pays, play, read, request_of, settle
 from tests.engine.test_tiers import CASES, CONTEXT, SHAPES, checkpoints, conversations
 
-from twostroke.cluster import announcements
+from twostroke.cluster.transfer import announcements
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.events import TokenEvent
 from twostroke.core.handoff import Handoff, HandoffRecord

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.backends.interface import BlockBackend
-from twostroke.cluster import announcements
-from twostroke.cluster.transfer import open_transport
+from twostroke.cluster.transfer import announcements, open_transport
 from twostroke.cluster.transfer.interface import Contact, Transport
 from twostroke.config import ResolvedConfig
 from twostroke.core.errors import BadRequestError
@@ -16,8 +15,9 @@ from twostroke.core.handoff import Announcement
 from twostroke.core.service_level import ServiceLevels
 from twostroke.cost.step_cost import StepCost
 from twostroke.kv.tiers.landing import Landing
-from twostroke.kv.tiers.peers import Fetching, Peers, Place
+from twostroke.kv.tiers.peers import Peers
 from twostroke.kv.tiers.tiers import KVTiers
+from twostroke.kv.tiers.transport import Fetching, Place
 from twostroke.scheduling.staying import Staying
 
 HOST_GB = 1.0

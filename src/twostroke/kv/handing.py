@@ -17,6 +17,7 @@ from twostroke.kv.sent import SentPrefixes
 from twostroke.kv.tiers.early import Told
 from twostroke.kv.tiers.peers import Lease, Peers, Wanted
 from twostroke.kv.tiers.tiers import KVTiers
+from twostroke.kv.tiers.transport import Bell
 
 SPARE_TOKENS = 128
 """Of a window, that are handed on beyond what blocks of this engine's size need: enough for blocks of 64 tokens."""
@@ -38,6 +39,11 @@ class Handing:
         self._layout, self._index, self._chains, self._matcher = layout, index, chains, matcher
         self._tiers, self._peers = tiers, peers
         self._sent = SentPrefixes()
+
+    @property
+    def bell(self) -> Bell:
+        """Can be read while other engines have told something that `KVTiers.settle` takes in."""
+        return self._peers.transport.bell
 
     # What goes
 

@@ -27,7 +27,6 @@ from twostroke.kv.prefix_index import Digest, PrefixIndex
 from twostroke.kv.prefix_memory import PrefixMemory
 from twostroke.kv.recall import kept_behind, recalled
 from twostroke.kv.snapshots import SNAPSHOT_TOKENS, Snapshots
-from twostroke.kv.tiers.peers import Bell
 from twostroke.kv.tiers.tiers import KVTiers
 
 _ANY_LENGTH = 1 << 62
@@ -273,11 +272,6 @@ class KVLedger:
     def is_leasing(self) -> bool:
         """Whether KV is kept for another engine, or comes from one."""
         return self.tiers is not None and self.tiers.peers is not None and self.tiers.peers.is_busy
-
-    @property
-    def bell(self) -> Bell | None:
-        """Can be read while other engines have told something that `tiers.settle` takes in; None: none ever do."""
-        return None if self.tiers is None or self.tiers.peers is None else self.tiers.peers.transport.bell
 
     def hand_on(self, sequence: Sequence, *, went_well: bool) -> Handoff | None:
         """It is about to end, and another engine would take its prompt: what that one is told."""

@@ -61,8 +61,8 @@ class EngineLoop:
         self._socket = socket
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
-        if (bell := self._engine.scheduler.ledger.bell) is not None:
-            self._poller.register(bell.fileno(), zmq.POLLIN)
+        if (handing := self._engine.scheduler.ledger.handing) is not None:
+            self._poller.register(handing.bell.fileno(), zmq.POLLIN)
         self._stopped = False
         self._was_busy = True
         self._stats_due_s = 0.0

@@ -16,9 +16,10 @@ from twostroke.core.handoff import Announcement, Handoff, HandoffTotals
 from twostroke.core.kv_blocks import KVFormat
 from twostroke.kv.prefix_index import PrefixNode
 from twostroke.kv.tiers.host import HostTier, Kept
+from twostroke.kv.tiers.transport import Fetching, Place, Transport
 
 if TYPE_CHECKING:
-    from twostroke.kv.tiers.peers import Fetching, Lease, Place, Transport
+    from twostroke.kv.tiers.peers import Lease
 
 EARLY_S = 30.0
 """From the last announcement of a prompt: how long its blocks are kept for the request."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
-from twostroke.core.handoff import Announcement, Handoff, HandoffRecord, HandoffTotals
+from twostroke.core.handoff import Handoff, HandoffRecord, HandoffTotals
 from twostroke.core.kv_blocks import BlockConverter, KeptBlocks, KVFormat
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.prefix_index import PrefixNode
@@ -28,6 +28,7 @@ from twostroke.kv.tiers.early import EarlyBlocks, EarlyOffers, Joined, Told
 from twostroke.kv.tiers.giving_way import who_gives_way
 from twostroke.kv.tiers.host import HostTier, Kept
 from twostroke.kv.tiers.landing import Conversion, Landing
+from twostroke.kv.tiers.transport import Place, Transport
 
 LEASE_S = 30.0
 """From the end of reading, for the other engine to ask."""
@@ -41,67 +42,8 @@ FIRST_BYTES_PER_S = 1e9
 """Until a transfer was timed."""
 WEIGHT_OF_LATEST = 0.3
 
-Place = tuple[int, int]
-"""A group and a slot."""
 BlockOf = Callable[[int, int, PrefixNode], int | None]
 """Of a group and a place in a prompt, which is named: the block of the device that holds it."""
-
-
-class Fetching(Protocol):
-    """A transfer. `is_settled`: its outcome is known; `is_over`: no byte of it can land any more."""
-
-    @property
-    def is_settled(self) -> bool: ...
-    @property
-    def is_over(self) -> bool: ...
-    @property
-    def arrived(self) -> bool: ...
-    @property
-    def began_s(self) -> float: ...
-    @property
-    def took_s(self) -> float: ...
-    @property
-    def error(self) -> str | None: ...
-
-
-class LeaseNote(Protocol):
-    """What another engine said of a lease: `alive`, or `done`."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def lease_id(self) -> str: ...
-
-
-class Bell(Protocol):
-    def fileno(self) -> int: ...
-
-
-class Transport(Protocol):
-    """As `cluster/transfer` has them; peers are named by the text of their contact."""
-
-    @property
-    def described(self) -> str: ...
-    @property
-    def bell(self) -> Bell: ...
-    def name_of(self, peer: str) -> str: ...
-    def offer(self, lease_id: str, places: Sequence[Place]) -> None: ...
-    def withdraw(self, lease_id: str) -> object: ...
-    def fetch(
-        self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place] | Landing, deadline_s: float
-    ) -> Fetching: ...
-    def cancel(self, fetching: Any) -> None: ...
-    def beat(self, peer: str, lease_ids: Sequence[str]) -> None: ...
-    def release(self, peer: str, lease_id: str) -> None: ...
-    def who_listens(self, name: str) -> str | None: ...
-    def announce(self, listener: str, announcement: Announcement) -> None: ...
-    def listen(self, peer: str) -> None: ...
-    def announced(self) -> Iterable[Announcement | None]:
-        """Since the last call. None: one that was refused."""
-
-    def poll(self) -> Iterable[LeaseNote]: ...
-    def wait(self, timeout_s: float) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
