@@ -2,7 +2,7 @@
 
 A conversation of 8 turns comes back when the device has forgotten it: its time to first token from host memory, from
 disk after a restart, and computed again, with the same tokens each time. Then decode with tiers that nobody hits,
-beside decode without, in turns. Then what loading and fetching reach of the rates of memory and disk."""
+beside decode without, in short turns. Then what loading and fetching reach of the rates of memory and disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
+from bench.watching import balanced_orders, median_interval
 from twostroke.backends.interface import BlockBackend
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.events import TokenEvent
@@ -144,35 +145,61 @@ class StepClock:
             self._seconds.append(now_s - last_s)
 
 
-def decode_beside(players: Players, repeats: int, streams: int, num_tokens: int) -> None:
-    """Streams that fill the device again and again: with tiers each block that goes is spilled, and none comes back."""
-    engines = {
-        "without tiers": players.engine().engine,
-        "host memory": players.engine(host_gb=0.5).engine,
-        "host memory and disk": players.engine(host_gb=0.5, disk=True).engine,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for engine in engines.values():
-        players.forget(engine)
-    for number in range(repeats):
-        for name, engine in engines.items():
-            engine.on_step = StepClock(seconds[name])
-            for stream in range(streams):
-                sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-                prompt = tuple(players.tokens(100))
-                engine.add(Request(f"d{number}.{stream}", prompt, sampling, cache_salt=f"{number}.{stream}"))
-            while engine.busy:
-                engine.step()
-    base = median(seconds["without tiers"])
-    print(f"decode of {streams} streams, nothing hit: median step")
-    for name, engine in engines.items():
-        tiers = engine.scheduler.counts().tiers
-        moved = (
-            "" if tiers is None else f"  {tiers.totals.spilled_blocks} spilled, {tiers.totals.dropped_blocks} dropped"
-        )
-        found, mean = median(seconds[name]), sum(seconds[name]) / len(seconds[name])
-        print(f"  {name:22} {found * 1e3:8.3f} ms  {found / base - 1:+6.2%}  (mean {mean * 1e3:.3f} ms){moved}")
+@dataclass
+class Side:
+    """One that takes part in decoding, round after round."""
+
+    name: str
+    engine: Engine
+    steps_s: list[float] = field(default_factory=list)
+    """The median step of each of its turns."""
+
+    def play(self, prompts: list[list[int]], num_tokens: int, salt: str) -> None:
+        seconds: list[float] = []
+        self.engine.on_step = StepClock(seconds)
+        for number, prompt in enumerate(prompts):
+            sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+            self.engine.add(Request(f"{salt}.{number}", tuple(prompt), sampling, cache_salt=f"{salt}.{number}"))
+        while self.engine.busy:
+            self.engine.step()
+        self.steps_s.append(median(seconds))
+
+
+def decode_beside(players: Players, rounds: int, streams: int, num_tokens: int) -> None:
+    """Streams that fill the device again and again: with tiers each block that goes is spilled, and none comes back.
+    In short turns, in every order alike; each turn is held against those without tiers of the same round. The engine
+    without takes part twice: how far its two turns lie apart is the noise."""
+    without = players.engine().engine
+    sides = [
+        Side("without tiers", without),
+        Side("without tiers again", without),
+        Side("host memory", players.engine(host_gb=0.5).engine),
+        Side("host memory and disk", players.engine(host_gb=0.5, disk=True).engine),
+    ]
+    for side in sides[1:]:
+        players.forget(side.engine)
+    for number, order in zip(range(-1, rounds), balanced_orders(len(sides)), strict=False):
+        prompts = [players.tokens(100) for _ in range(streams)]
+        for place in order:
+            sides[place].play(prompts, num_tokens, f"d{number}.{place}")
+    for side in sides:
+        del side.steps_s[0]  # a round to warm up
+    base = [fmean(both) for both in zip(sides[0].steps_s, sides[1].steps_s, strict=True)]
+    print(f"decode of {streams} streams, nothing hit, {rounds} rounds: the median step, and how much longer it is than")
+    print("without tiers in the same round, with where that lies with 95% certainty")
+    for side in sides:
+        _say_side(side, sides[0].steps_s if side is sides[1] else base)
+    for engine in {id(side.engine): side.engine for side in sides}.values():
         engine.close()
+
+
+def _say_side(side: Side, base: list[float]) -> None:
+    longer = [ours / theirs - 1 for ours, theirs in zip(side.steps_s, base, strict=True)]
+    low, high = median_interval(longer)
+    tiers = side.engine.scheduler.counts().tiers
+    moved = "" if tiers is None else f"  {tiers.totals.spilled_blocks} spilled, {tiers.totals.dropped_blocks} dropped"
+    found = f"{median(longer):+.2%} [{low:+.2%}, {high:+.2%}]"
+    print(f"  {side.name:22} {median(side.steps_s) * 1e3:8.3f} ms  {found}{moved}")
 
 
 def best_rate(copy: Callable[[], int], repeats: int = 7) -> float:
@@ -288,7 +315,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=200, help="that each stream decodes")
+    parser.add_argument("--rounds", type=int, default=60, help="of decoding; each side has a turn in every one")
+    parser.add_argument("--tokens", type=int, default=60, help="that each stream decodes in a turn")
     parser.add_argument("--parts", default="returns,decode,rates")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="kv-tiers-") as folder:
@@ -296,7 +324,7 @@ def main(arguments: list[str] | None = None) -> None:
         if "returns" in asked.parts:
             returns(players, asked.history, asked.turns, asked.repeats)
         if "decode" in asked.parts:
-            decode_beside(players, asked.repeats, asked.streams, asked.tokens)
+            decode_beside(players, asked.rounds, asked.streams, asked.tokens)
         if "rates" in asked.parts:
             rates(players, asked.history // 16)
 

@@ -26,6 +26,13 @@ from twostroke.planner.trace import TraceRequest
 class Answered:
     request: Request
     timing: SequenceTiming
+    before_s: float = 0.0
+    """From when it was due until an engine in the middle of a step took it."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From when it was due."""
+        return None if self.timing.ttft_s is None else self.before_s + self.timing.ttft_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +79,15 @@ def levels_text(levels: ServiceLevels) -> str:
 
 
 class Real:
-    """SmolLM2 on the CPU. Requests come at their moments of the clock, whatever the engine is at."""
+    """SmolLM2 on the CPU. Requests come at their moments of the clock, whatever the engine is at. One that is due while
+    it computes is taken behind that step, and what it has waited by then counts."""
 
     name = "SmolLM2 on this machine's CPU"
 
-    def __init__(self, levels: ServiceLevels, max_context: int = 4608) -> None:
+    def __init__(self, levels: ServiceLevels, max_context: int = 4608, model: str = "smollm2") -> None:
         self._levels = levels
         self._max_context = max_context
+        self._model = model
 
     def play(self, way: Way, trace: Series[TraceRequest], without: str | None = None) -> list[Answered]:
         """`without`: see `Simulated.play`."""
@@ -94,20 +103,22 @@ class Real:
                 service_levels=str(Path(file.name)),
                 speculate="off",
             )
-            engine = build("smollm2", config, text=False).engine
-        prompts, found, sent, waiting = Prompts(), [], {}, list(trace)
+            assembly = build(self._model, config, text=False)
+        engine, num_tokens = assembly.engine, assembly.checkpoint.spec.vocab_size
+        prompts, found, waiting = Prompts(), list[Answered](), list(trace)
+        sent: dict[str, tuple[Request, float]] = {}
         try:
-            self._warm(engine, prompts)
+            self._warm(engine, prompts, num_tokens)
             started_s = time.perf_counter()
             while num_left and (waiting or engine.busy):
-                while waiting and time.perf_counter() - started_s >= waiting[0].arrival_s:
-                    request = bounded(prompts.request(waiting.pop(0)))
-                    sent[engine.add(request)] = request
+                while waiting and (now_s := time.perf_counter() - started_s) >= waiting[0].arrival_s:
+                    request = bounded(prompts.request(waiting.pop(0)), num_tokens)
+                    sent[engine.add(request)] = request, now_s - request.arrival_s
                 if not engine.busy:
                     time.sleep(max(0.0, waiting[0].arrival_s - (time.perf_counter() - started_s)))
                     continue
                 ended = [
-                    Answered(sent[event.request_id], event.timing)
+                    Answered(sent[event.request_id][0], event.timing, sent[event.request_id][1])
                     for event in engine.step()
                     if isinstance(event, TokenEvent) and event.timing is not None and event.request_id in sent
                 ]
@@ -117,14 +128,15 @@ class Real:
             engine.close()
         return found
 
-    def _warm(self, engine: Engine, prompts: Prompts) -> None:
+    def _warm(self, engine: Engine, prompts: Prompts, num_tokens: int) -> None:
         """Steps of every kind, so that their cost is known."""
-        for num_tokens in (self._max_context // 2, 300, 40):
-            engine.add(bounded(prompts.request(TraceRequest(0.0, num_tokens, 40))))
+        for length in (self._max_context // 2, self._max_context // 8, 40):
+            engine.add(bounded(prompts.request(TraceRequest(0.0, length, 40)), num_tokens))
         while engine.busy:
             engine.step()
 
 
-def bounded(request: Request) -> Request:
-    """With token ids that the model has."""
-    return replace(request, prompt_token_ids=tuple(token % 40_000 + 5 for token in request.prompt_token_ids))
+def bounded(request: Request, num_tokens: int) -> Request:
+    """With token ids that a model of so many tokens has."""
+    most = num_tokens - 5
+    return replace(request, prompt_token_ids=tuple(token % most + 5 for token in request.prompt_token_ids))

@@ -48,7 +48,7 @@ ROOMS = {
     "models.attention_spec": room("models.rope_spec models.mlp_spec"),
     "models.layer_input_spec": room("models.mlp_spec"),
     "models.recurrent_spec": room("models.mlp_spec"),
-    "models.features": room("models.spec"),
+    "models.features": room("models.spec models.rope_spec"),
     "models.families": room("core models.spec models.rope_spec models.quantised"),
     "models.quantised": room("core models.families"),
     "speculation": room("core cost", "numpy"),
@@ -66,6 +66,8 @@ ROOMS = {
     "cluster.autoscale": room("cluster.demand"),
     # What extras bring, each in one place.
     "cluster.deploy": room("core", "ray"),
+    # Whether several cards may hold one copy, as a server asks it when it starts.
+    "cluster.deployment_file": room("core backends"),
     "cluster.smg_child": room("core", "smg"),
     "server": room(
         "core cost explain text config engine planner web cluster",

@@ -57,8 +57,8 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
         cycle = [tables[i % len(tables)] for i in range(max(16, len(tables)))]
         return error, graph_seconds([lambda table=table: launch(table) for table in cycle])
 
-    default_config = decode_config(model.shape.head_dim, tokens, positions.device)
-    default_plan = split_plan(tokens, model.shape.kv_heads, model.num_sms)
+    default_config = decode_config(model.shape.head_dim, tokens, positions.device, window=model.scoring.window)
+    default_plan = split_plan(tokens, model.shape.kv_heads, model.num_sms, window=model.scoring.window)
     choices = {"default": lambda: measure(default_config, default_plan)}
     for config in DECODE_CONFIGS[: 2 if quick else None]:
         for per_sm in (1, 2) if quick else (1, 2, 4):

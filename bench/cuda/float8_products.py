@@ -3,9 +3,11 @@ brought to bf16 and beside bf16 weights. Each is checked against float64 over th
 comes last; what there was no time for is missing from it.
 
     PYTHONPATH=src:. python -m bench.cuda.float8_products [--only blocks,experts,int4] [--rows 512,2048,8192]
+        [--write TABLE.json]
+    PYTHONPATH=src:. python -m bench.cuda.float8_products --add TABLE.json
 
 Experts are timed in their block, with the other product as without a table; they have no products in float8 of fewer
-than 64 rows each."""
+than 64 rows each. What --write keeps, --add puts into the package's table of that card."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import argparse
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -23,13 +26,26 @@ import torch
 from bench.cuda.clock import BEGAN_S, say
 from twostroke.backends.cuda import tuning_cases
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
+from twostroke.backends.cuda.kernels.expert_tiles import LEAST_UNPACKED_ROWS
+from twostroke.backends.cuda.kernels.float8_tiles import in_float8
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, GROUPED_CODES, INT4, Code
+from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import BY_FLOATS
 from twostroke.backends.cuda.layer_matrices import layer_matrices
-from twostroke.backends.cuda.products import card_of
+from twostroke.backends.cuda.products import LONG_ROWS, card_of
 from twostroke.backends.cuda.stored_codes import Held
-from twostroke.backends.cuda.tuned_table import Choices, Table
-from twostroke.backends.cuda.tuning import Tuner, graph_us
+from twostroke.backends.cuda.tuned_table import (
+    FOLDER,
+    NO_END,
+    Choices,
+    Forms,
+    Table,
+    TableLine,
+    file_name,
+    parse,
+    text_of,
+)
+from twostroke.backends.cuda.tuning import LEAST_GAIN, Tuner, extend, graph_us
 from twostroke.backends.cuda.tuning_cases import TOLERANCE, TOLERANCES, Case, ExpertsCase, Trial
 from twostroke.backends.cuda.tuning_pool import HeldProduct, Pool, held_products
 from twostroke.models.loading import read_folder_spec
@@ -50,13 +66,25 @@ GRACE_S = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    what: str
+    held: HeldProduct
     rows: int
-    kernel: str
+    trial: Trial
     us: float
     tflops: float
     error: float
     is_right: bool
+
+    @property
+    def what(self) -> str:
+        return str(self.held) if self.held.code else f"{self.held} in bf16"
+
+    @property
+    def kernel(self) -> str:
+        return str(self.trial)
+
+    @property
+    def is_in_float8(self) -> bool:
+        return self.trial.kernel in IN_FLOAT8
 
     @property
     def line(self) -> str:
@@ -96,12 +124,13 @@ class Bench:
         return [(one, self._tuners[one].case(rows)) for one, rows in counts]
 
     def trials(self, held: HeldProduct, case: Case) -> list[Trial]:
-        """Of weights in few bits those by float8, and what brings them to bf16; none where no tile in float8 is."""
+        """Of weights in few bits those by float8, what brings them to bf16, and first what a card without a table would
+        take; none where no tile in float8 is."""
         found = self._tuners[held].trials(case)
         if held.code is None:
             return found[:1]
-        in_float8 = [trial for trial in found if trial.kernel in IN_FLOAT8]
-        return [*(trial for trial in found if trial.kernel in BY_FLOATS), *in_float8] if in_float8 else []
+        others = [trial for trial in found[1:] if trial.kernel in BY_FLOATS or trial.kernel in IN_FLOAT8]
+        return [found[0], *others] if any(trial.kernel in IN_FLOAT8 for trial in others) else []
 
     def measure(self, held: HeldProduct, case: Case, until_s: float, results: list[Found]) -> None:
         matrix = self._pool.matrices(held)[0]
@@ -112,7 +141,6 @@ class Bench:
         expected = expected_of(case)
         products = [held.product, *([] if held.beside is None else [held.beside.product])]
         weights = sum(prod(product.shape[-2:]) for product in products)
-        name = str(held) if held.code else f"{held} in bf16"
         for trial in trials:
             if time.perf_counter() > until_s:
                 return
@@ -123,11 +151,11 @@ class Bench:
                 error = float((found - expected).norm() / expected.norm())
                 (us,) = graph_us(case, [trial], REPLAYS)
             except Exception as fault:
-                say(f"FAILED: {name}, {case.rows} rows by {trial}: {type(fault).__name__}: {str(fault)[:300]}")
+                say(f"FAILED: {held}, {case.rows} rows by {trial}: {type(fault).__name__}: {str(fault)[:300]}")
                 continue
             tflops = 2 * case.rows * weights / us / 1e6
             is_right = error < TOLERANCES.get(trial.kernel, TOLERANCE)
-            results.append(Found(name, case.rows, str(trial), us, tflops, error, is_right))
+            results.append(Found(held, case.rows, trial, us, tflops, error, is_right))
             say(results[-1].line)
 
 
@@ -153,6 +181,41 @@ def report(results: Sequence[Found]) -> None:
     print(f"{len(results)} measured, {wrong} wrong; of each kernel its fastest tile is shown", flush=True)
 
 
+def forms_of(results: Sequence[Found]) -> dict[Product, Forms]:
+    """Lines as `twostroke tune` makes them: from each number of rows that was measured down to the one before, the
+    fastest of the form that the weights are held in, and one in float8 where that is faster by more than nothing. Of
+    few rows, of which none was measured, a table says nothing."""
+    found: dict[Product, Forms] = {}
+    for held in dict.fromkeys(one.held for one in results if one.held.code is not None):
+        assert held.code is not None
+        own = [one for one in results if one.held == held and one.is_right]
+        base, rounded = list[TableLine](), list[TableLine]()
+        before = LEAST_UNPACKED_ROWS * held.product.experts - 1 if held.product.experts else LONG_ROWS
+        for rows in sorted({one.rows for one in own}):
+            tried = sorted((one for one in own if one.rows == rows), key=lambda one: one.us)
+            plain = next((one for one in tried if not one.is_in_float8), None)
+            if plain is None:
+                continue
+            fast = next((one for one in tried if one.is_in_float8), None)
+            extend(base, plain.trial.line(before + 1, rows, plain.us))
+            if fast is not None and fast.us * (1 + LEAST_GAIN) < plain.us:
+                extend(rounded, fast.trial.line(before + 1, rows, fast.us))
+            before = rows
+        if base:
+            base[-1] = replace(base[-1], last=NO_END)
+            own_forms = {in_float8(held.code): tuple(rounded), held.code.name: tuple(base)}
+            found[held.product] = {**found.get(held.product, {}), **own_forms}
+    return found
+
+
+def add(path: Path) -> Path:
+    """To the package's table; what it says of other forms stays."""
+    new = parse(path.read_text())
+    target = Path(str(FOLDER)) / f"{file_name(new.device)}.json"
+    target.write_text(text_of(parse(target.read_text()).with_others(new.products)))
+    return target
+
+
 def run(sets: Sequence[str], tokens: Sequence[int], until_s: float, results: list[Found]) -> None:
     for name in sets:
         if time.perf_counter() > until_s:
@@ -171,7 +234,8 @@ def measure_all(bench: Bench, tokens: Sequence[int], until_s: float, results: li
     def rehearse() -> None:
         for held, case in cases:
             for trial in bench.trials(held, case):
-                case.run(case.choices(trial), case.matrices[0])
+                with suppress(Exception):  # said where it is measured
+                    case.run(case.choices(trial), case.matrices[0])
 
     with compiled_ahead(rehearse, wanted=bench.is_on_card):
         for held, case in cases:
@@ -183,24 +247,35 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(SETS), help="which of them (default: %(default)s)")
     parser.add_argument("--rows", default="512,2048,8192", help="tokens of a step (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=35.0, help="about how long (default: %(default)s)")
+    parser.add_argument("--write", type=Path, help="where lines for a table are kept")
+    parser.add_argument("--add", type=Path, help="put such lines into the package's table, and measure nothing")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     options, results = options_of(), list[Found]()
+    if options.add is not None:
+        print(add(options.add))
+        return
+    card = card_of(torch.device("cuda"), torch.bfloat16)
+
+    def tell() -> None:
+        report(results)
+        if options.write is not None:
+            options.write.write_text(text_of(Table(card.name, forms_of(results))))
 
     def give_up() -> None:
-        report(results)
+        tell()
         print("given up: the card did not answer in time", flush=True)
         os._exit(1)
 
     watch = Timer(options.seconds + GRACE_S, give_up)
     watch.daemon = True
     watch.start()
-    say(card_of(torch.device("cuda"), torch.bfloat16))
+    say(card)
     run(options.only.split(","), [int(each) for each in options.rows.split(",")], BEGAN_S + options.seconds, results)
     watch.cancel()
-    report(results)
+    tell()
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class Case:
         scratch, plan = DecodeScratch(tokens, shape, sizes.device, sizes.num_sms), None
         items = None
         if tokens > 1:
-            items, plan = scratch.new_items(), split_plan(tokens, shape.kv_heads, sizes.num_sms)
+            items, plan = scratch.new_items(), split_plan(tokens, shape.kv_heads, sizes.num_sms, window=None)
             cut_contexts(positions, items, plan, config)
         scale = (sizes.plain + sizes.rotated) ** -0.5
 

@@ -3,7 +3,7 @@ engine's own modules while a step is captured; measures nothing (`marginal.py` d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from twostroke.backends.cuda import attention, model, moe, parts, products
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.kernels import decode_attention
-from twostroke.backends.cuda.kernels.decode_cuts import CutRule
+from twostroke.backends.cuda.kernels.decode_cuts import CutRule, SplitPlan
 from twostroke.backends.cuda.kernels.paged import WalkConfig
 
 ATTENTION = (
@@ -35,6 +35,11 @@ LONG_ITEMS = {
 
 
 def nothing(*_: object, **__: object) -> None: ...
+
+
+def planned_by(rule: CutRule) -> Callable[..., SplitPlan]:
+    """In place of `split_plan`: the rule, whatever the card and the window."""
+    return lambda num_tokens, kv_heads, num_sms, *_, **__: rule.plan(num_tokens, kv_heads, num_sms)
 
 
 class Variants:
@@ -73,13 +78,13 @@ class Variants:
 
             for config, number in product(ATTENTION, PROGRAMS_PER_SM):
                 if name == label(config, number):
-                    change("decode_config", lambda *_, chosen=config: chosen)
+                    change("decode_config", lambda *_, chosen=config, **window: chosen)
                     if number is not None:
-                        change("split_plan", CutRule(number, smallest_tokens=64).plan)
+                        change("split_plan", planned_by(CutRule(number, smallest_tokens=64)))
             if name in LONG_ITEMS:
                 tokens, number = LONG_ITEMS[name]
                 rule = CutRule(2, 64, items_per_token=1.2, long_tokens=tokens, long_items_per_sm=number)
-                change("split_plan", rule.plan)
+                change("split_plan", planned_by(rule))
             self.num_left_out = 0
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ import transformers
 
 from bench.peers.gpu.__main__ import ROOT, table
 from bench.peers.gpu.checkpoint import write_checkpoint
-from bench.peers.gpu.drive import MARK, Held
+from bench.peers.gpu.drive import ENGINES, MARK, Held
 from bench.peers.gpu.workloads import SMALLER, WORKLOADS, run
 from tests.lab.conftest import SHAPE
 from tests.models.tiny_checkpoints import make_tiny
+from twostroke.config import EngineConfig
 from twostroke.models.loading import load_checkpoint
 
 CPU = torch.device("cpu")
@@ -86,8 +88,29 @@ def test_every_smaller_version_is_of_a_workload() -> None:
 
 def test_both_engines_are_told_alike_what_to_hold() -> None:
     assert Held().ours == Held().vllms == {}
-    assert Held("fp8", "fp8").ours == {"quantise": "fp8", "kv_kind": "fp8"}
     assert Held("fp8", "fp8").vllms == {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+
+
+def test_our_engine_is_made_with_what_it_is_told_to_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[EngineConfig] = []
+
+    class AskedError(Exception):
+        pass
+
+    def build(model: str, config: EngineConfig, *, text: bool) -> None:
+        asked.append(config)
+        raise AskedError
+
+    monkeypatch.setattr("twostroke.engine.build.build", build)
+    for held in (Held(), Held(weights="fp8"), Held("fp8", "fp8")):
+        with ExitStack() as closing, pytest.raises(AskedError):
+            ENGINES["twostroke"](tmp_path, 1024, held, closing)
+    usual = EngineConfig()
+    assert [(one.quantise, one.kv.kind) for one in asked] == [
+        (usual.quantise, usual.kv.kind),
+        ("fp8", usual.kv.kind),
+        ("fp8", "fp8"),
+    ]
 
 
 @pytest.mark.parametrize("held", [(), ("--quantise=fp8",)])

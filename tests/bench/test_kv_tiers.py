@@ -9,7 +9,7 @@ import pytest
 from bench import kv_tiers
 from tests.models.tiny_checkpoints import make_tiny
 
-SIZES = ("--history", "160", "--turns", "2", "--repeats", "1", "--streams", "2", "--tokens", "40")
+SIZES = ("--history", "160", "--turns", "2", "--repeats", "1", "--streams", "2", "--tokens", "40", "--rounds", "4")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,13 @@ def test_a_conversation_comes_back_from_each_tier(model: str, capsys: pytest.Cap
 
 def test_decode_beside_tiers_spills_and_is_timed(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = printed(model, "decode", capsys)
-    assert len(re.findall(r"\d ms +[+-]\d+\.\d+%", said)) == 3
+    share = r"[+-]\d+\.\d+%"
+    found = re.findall(rf"^  (.+?)  .*\d ms +({share}) \[({share}), ({share})\]", said, re.MULTILINE)
+    names = ["without tiers", "without tiers again", "host memory", "host memory and disk"]
+    assert [name for name, *_ in found] == names
+    for _, *shares in found:
+        middle, low, high = (float(share.strip("%")) for share in shares)
+        assert low <= middle <= high
     spilled = [int(number) for number in re.findall(r"(\d+) spilled", said)]
     dropped = [int(number) for number in re.findall(r"(\d+) dropped", said)]
     assert len(spilled) == 2 and all(sum(both) > 0 for both in zip(spilled, dropped, strict=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.in_process import typed
 
+from twostroke.core.handoff import SENT_EARLY
 from twostroke.cost.classify import RequestLengths
 from twostroke.planner.fleet import compare
 from twostroke.planner.fleet.compare import Comparer, Tried, where
@@ -43,6 +44,16 @@ def test_models_that_keep_states_are_simulated(pools: tuple[str, ...]) -> None:
         assert found["pools"]["handoffs"]["number"] + found["pools"]["handoffs"]["num_kept"] == 20
 
 
+def test_kv_that_goes_early_hides_behind_reading_and_other_kv_does_not() -> None:
+    more = (*SIZES, "--max-tokens-per-step", "512")
+    found = {}
+    for switch in ("--early-kv", "--no-early-kv"):
+        pools = json.loads(typed(*POOLS, "--link", "10", "--json", switch, *more).stdout)["pools"]
+        assert pools["early_kv"] is (switch == "--early-kv")
+        found[switch] = pools["handoffs"]["hidden_share"]
+    assert found["--early-kv"] > 0.5 and found["--no-early-kv"] < 0.01, found
+
+
 def test_simulate_records_both_pools() -> None:
     found = json.loads(typed(*POOLS, "--link", "ndr", "--json", *SIZES).stdout)
     pools = found["pools"]
@@ -72,6 +83,7 @@ def test_where_prompts_begin_alike_they_are_routed_by_it(tmp_path: Path) -> None
         (("--prefill", "2"), "two pools need both"),
         (("--decode", "2"), "two pools need both"),
         (("--link", "50"), "--link goes with --prefill and --decode"),
+        (("--early-kv",) if not SENT_EARLY else ("--no-early-kv",), "--early-kv goes with --prefill and --decode"),
         (("--prefill", "1", "--decode", "1", "--replicas", "2"), "--replicas is one pool's"),
         (("--prefill", "1", "--decode", "1", "--link", "string"), "is no link"),
         (("--prefill", "1", "--decode", "1", "--router", "dice"), "the router must be"),
@@ -130,6 +142,7 @@ def test_a_plan_as_json() -> None:
     [
         (("--disaggregate", "--search", "--users", "9"), "--disaggregate goes with no --search"),
         (("--link", "50"), "--link belongs to --disaggregate"),
+        (("--early-kv",) if not SENT_EARLY else ("--no-early-kv",), "--early-kv belongs to --disaggregate"),
         (("--disaggregate", "--count", "1"), "two pools need two copies"),
         (("--disaggregate", "--on", "this"), "one device of the table"),
         (("--disaggregate", "--pipeline-parallel", "2"), "no stages"),

@@ -28,6 +28,13 @@ def test_a_drafter_is_trained_and_reported(tmp_path):
         (("--steps", "0"), "--steps must be from 1"),
         (("--held-out", "1"), "--held-out must be from"),
         (("--drafts", "99"), "--drafts must be from 1 to 16"),
+        (("--seed", "-1"), "--seed must be from 0 to 4,294,967,295, not -1"),
+        (("--seed", str(2**32)), "--seed must be from 0 to"),
+        (("--draft-vocab", "-5"), "--draft-vocab must be from 1"),
+        (("--draft-vocab", "0"), "--draft-vocab must be from 1 to 10,000,000, not 0"),
+        (("--most-prompts", "-1"), "--most-prompts must be from 2"),
+        (("--most-prompts", "0"), "--most-prompts must be from 2"),
+        (("--report-only",), "there is nothing to report on"),
         (("--prompts", "nowhere.txt"), "cannot be read"),
     ],
 )

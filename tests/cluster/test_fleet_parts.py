@@ -191,10 +191,30 @@ def test_a_fleet_s_file() -> None:
     assert plan.router_url is None and plan.router_port == 8100 and dict(plan.scaling) == {"hold_s": 30}
     there = parse_deployment('model = "m"\nrouter = "http://10.0.0.1:8000"\n[pools.both]\nmax = 2')
     assert there.router_url == "http://10.0.0.1:8000" and there.pools[0].role is Role.BOTH
-    several = parse_deployment('model = "m"\n[pools.both]\ngpus = 4\nmin = 0')
-    assert (several.pools[0].gpus, several.pools[0].least, several.pools[0].most) == (4, 0, 1)
+    empty = parse_deployment('model = "m"\n[pools.both]\ngpus = 1\nmin = 0')
+    assert (empty.pools[0].gpus, empty.pools[0].least, empty.pools[0].most) == (1, 0, 1)
     with pytest.raises(BadRequestError, match="may be empty only behind a router that is started here"):
         parse_deployment('model = "m"\nrouter = "http://10.0.0.1:8000"\n[pools.both]\nmin = 0')
+
+
+@pytest.mark.parametrize(
+    "options", ["", '"--backend", "cuda"', '"--backend=auto"', '"--backend=cpu", "--backend", "cuda"']
+)
+@pytest.mark.parametrize("has_ranks", [True, False])
+def test_several_cards_are_for_a_backend_that_shares_one_model(
+    options: str, has_ranks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server would refuse at every start is refused once, by the same question."""
+    monkeypatch.setattr("twostroke.backends.BACKENDS", {"cuda": "cards", "cpu": "twostroke.backends.cpu"})
+    factory = SimpleNamespace(rank_unit=32) if has_ranks else SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "cards", SimpleNamespace(FACTORY=factory))
+    text = f'model = "m"\noptions = [{options}]\n[pools.both]\ngpus = 4'
+    if has_ranks:
+        assert parse_deployment(text).pools[0].gpus == 4
+    else:
+        with pytest.raises(BadRequestError, match=r"pools.both: gpus is 4, and the cuda backend runs no model on sev"):
+            parse_deployment(text)
+    assert parse_deployment(f'{text}\noptions = ["--backend", "cpu"]').pools[0].gpus == 4
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_a_short_prompt_is_read_where_it_is_written(fleet: tuple[RunningServer, 
     assert handoff["sentence"] == f"{TOO_SHORT}: the prompt was read here"
     reads.wait_until(lambda: reads.metric("twostroke_handoffs_total", outcome="left") == 1)
     assert reads.metric("twostroke_kv_leases") == 0
+    assert reads.metric("twostroke_prompt_tokens_total") == reads.metric("twostroke_promises_total") == 0
 
 
 def test_a_long_one_is_handed_over(fleet: tuple[RunningServer, ...]) -> None:

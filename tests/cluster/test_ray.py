@@ -1,6 +1,6 @@
-"""`twostroke fleet deploy` on a real Ray of this machine: a pool that grows under a burst and shrinks again without a
-failed request, a child that is killed and replaced, pools that are empty until somebody asks, and no process left in
-the end. Skipped where there is no Ray."""
+"""`twostroke fleet deploy` on a real Ray of this machine: pools that grow under a burst and shrink again without a
+failed request, alone and as the one of two that reads; a child that is killed and replaced, pools that are empty until
+somebody asks, and no process left in the end. Skipped where there is no Ray."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -126,6 +127,73 @@ def test_a_pool_follows_its_load(smollm2_path: Path, tmp_path: Path) -> None:
         until(lambda: fleet.well() and before not in fleet.well(), 120, fleet.log.read_text)
         assert ask(fleet.url, "Still there?") == 200
         assert before not in [worker.url for worker in fleet.client.workers() if not worker.is_leaving]
+
+
+READING_FILE = """
+model = "smollm2"
+drain_s = 10
+options = ["--backend", "cpu", "--max-context", "1024", "--kv-memory", "100MB", "--threads", "1", "--kv-host-gb", "0.1"]
+[router]
+port = {port}
+[pools.prefill]
+min = 1
+max = 2
+cpus = 0.5
+options = ["--hand-over", "all"]
+[pools.decode]
+min = 1
+max = 1
+cpus = 0.5
+[scaling]
+start_s = 5
+settle_s = 5
+hold_s = 25
+"""
+LIMIT_S = 240.0
+"""On a busy machine, for a replica to come or to go."""
+
+
+def handed_over(url: str, text: str) -> tuple[int, str]:
+    """How it was answered, and who read it."""
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=180)
+    return answer.status_code, answer.json()["timing"]["handoff"]["read_by"] if answer.status_code == 200 else ""
+
+
+def test_the_pool_that_reads_grows_with_its_prompts_and_shrinks_while_others_ask(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    """Long prompts come until two workers read, and have read. Then somebody asks now and then, until one has gone."""
+    with deployed(tmp_path, READING_FILE) as fleet, ThreadPoolExecutor(13) as pool:
+        said = fleet.log.read_text
+        until(lambda: all(len(fleet.well(role)) == 1 for role in (Role.PREFILL, Role.DECODE)), 120, said)
+        readers, is_over = set[str](), threading.Event()
+
+        def ask_until_over(number: int, times: int, pause_s: float) -> set[int]:
+            found, count = set[int](), 0
+            while not is_over.is_set():
+                status, reader = handed_over(fleet.url, f"{number} {count} " + "tell me of the sea. " * times)
+                found, count = found | {status}, count + 1
+                readers.add(reader)
+                is_over.wait(pause_s)
+            return found
+
+        asking = [pool.submit(ask_until_over, number, 80, 0.0) for number in range(12)]
+        try:
+            until(lambda: len(fleet.well(Role.PREFILL)) == 2 and len(readers - {""}) >= 2, LIMIT_S, said)
+        finally:
+            is_over.set()
+        assert {status for one in asking for status in one.result()} == {200}, said()
+        assert "decode: 1 running; prefill: 2 running" in said()
+        is_over.clear()
+        now_and_then = pool.submit(ask_until_over, 12, 1, 1.0)
+        try:
+            until(lambda: said().rstrip().endswith("prefill: 1 running"), LIMIT_S, said)
+            until(lambda: len(fleet.well(Role.PREFILL)) == 1, 60, said)
+        finally:
+            is_over.set()
+        assert now_and_then.result() == {200}, said()
+        assert len(fleet.well(Role.DECODE)) == 1
 
 
 EMPTY_FILE = """

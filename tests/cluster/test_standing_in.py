@@ -134,7 +134,7 @@ def test_a_fleet_without_readers_serves_and_hands_over_when_one_comes(model: tup
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     client = RouterClient(url)
-    options = (*model, "--register", url, "--kv-host-gb", "0.01", "--drain", "1")
+    options = (*model, "--register", url, "--kv-host-gb", "0.01", "--drain", "1", "--hand-over", "all")
     key = {"TWOSTROKE_FLEET_KEY": KEY}
 
     def ask() -> Any:

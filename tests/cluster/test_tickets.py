@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,12 +141,36 @@ def test_one_ticket_is_for_one_answer() -> None:
     handoffs.taken(handoffs.wish(params, [PROMPT]))
     with pytest.raises(ApiError, match="was used before"):
         handoffs.wish(params, [PROMPT])
-    late = tickets.signed(KEY, replace(HANDOFF, lease_id="late"), PROMPT, NOW_S)
-    wish = handoffs.wish(late, [PROMPT])
-    assert wish.handoff is not None and wish.handoff.unread
+
+
+@pytest.mark.parametrize(
+    "first_s", [0.0, 29.0, 36.0, 94.0], ids=["in time", "just in time", "late", "as late as counts"]
+)
+def test_a_ticket_tells_its_times_once_however_late_it_comes(first_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lease and doubt are 35 s, and its times count a minute longer: who comes then brings nothing at all."""
+    passed_s = 0.0
+    clocks = SimpleNamespace(time=lambda: NOW_S + passed_s, monotonic=lambda: 5.0 + passed_s)
+    for module in ("cluster.tickets", "server.handoffs"):
+        monkeypatch.setattr(f"twostroke.{module}.time", clocks)
+    handoffs, params = Handoffs("decode", KEY, ()), tickets.signed(KEY, HANDOFF, PROMPT)
+    passed_s = first_s
+    wish = handoffs.wish(params, [PROMPT])
+    assert wish.handoff is not None and bool(wish.handoff.unread) == (first_s > 35.0)
+    assert wish.handoff.before_s == pytest.approx(HANDOFF.read_s + first_s)
     handoffs.taken(wish)
-    with pytest.raises(ApiError, match="was used before"):
-        handoffs.wish(late, [PROMPT])
+    num_refused = 0
+    for again_s in range(1, 400):
+        passed_s = first_s + again_s
+        handoffs.taken(handoffs.wish(tickets.signed(KEY, replace(HANDOFF, lease_id=f"{again_s}"), PROMPT), [PROMPT]))
+        try:
+            again = handoffs.wish(params, [PROMPT])
+        except ApiError as error:
+            num_refused += 1
+            assert "was used before" in str(error)
+            continue
+        assert again.handoff is not None and again.handoff.unread and again.handoff.before_s == 0.0
+        handoffs.taken(again)
+    assert num_refused < 110, "it is not remembered forever"
 
 
 def test_a_ticket_is_used_when_the_engine_has_it_and_free_again_when_that_came_to_nothing() -> None:

@@ -17,8 +17,9 @@ from twostroke.cost.calibration import Calibration, write_calibration
 from twostroke.cost.floor import StepWork
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.step_cost import Coefficients, StepCost
+from twostroke.cost.trust import TRUSTED_AFTER, doubt_of
 from twostroke.engine.build import assemble, prepare
-from twostroke.engine.explaining import TRUSTED_AFTER, doubt_of, engine_facts
+from twostroke.engine.explaining import engine_facts
 from twostroke.engine.offline import LLM
 from twostroke.engine.results import GenerationResult, Sample
 from twostroke.explain.verdict import Cause

@@ -281,3 +281,33 @@ def test_nobody_pins_all_that_may_be_leased(pair: tuple[Engine, Engine], monkeyp
     assert own.totals().expired >= 2
     passed_s = 100.0
     settle(reader)
+
+
+def test_a_lease_that_is_being_read_gives_way_to_nobody(
+    pair: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for bytes says so after five seconds for the first time; a slow transfer is not cut off before."""
+    reader, _ = pair
+    tiers = reader.scheduler.ledger.tiers
+    assert tiers is not None and tiers.peers is not None
+    own, passed_s = tiers.peers, 0.0
+    monkeypatch.setattr(peers, "LEASED_SHARE", 4 / tiers.host.num_slots[0])
+    clock = own._clock
+    monkeypatch.setattr(own, "_clock", lambda: clock() + passed_s)
+
+    def lease(name: str, seed: int, tenant: str) -> Handoff:
+        handoff = read(reader, replace(request_of(name, 70, seed), tenant=tenant))
+        assert handoff is not None
+        return handoff
+
+    handoff, passed_s = lease("a", 61, "a"), 3.0
+    offers, cuts = own.transport._transport._offers, []  # type: ignore[attr-defined]
+    size = handoff.formats.groups[0].num_bytes
+    reading = offers.begin(handoff.lease_id, [(0, handoff.slots[0][0])], [size], lambda: cuts.append(True))
+    assert lease("b", 62, "b").unread == NOT_KEPT
+    passed_s = 14.0
+    assert lease("c", 63, "b").unread == NOT_KEPT and not cuts
+    assert offers.end(reading), "it stood all the while"
+    assert not lease("d", 64, "b").unread and not own.transport.is_read(handoff.lease_id)
+    passed_s = 100.0
+    settle(reader)

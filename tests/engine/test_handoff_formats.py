@@ -19,6 +19,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import assemble
 from twostroke.engine.engine import Engine
 from twostroke.engine.fleet import FleetSettings
+from twostroke.kv.handing import NOT_KEPT
 from twostroke.kv.tiers.worth import Worth
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.tensor import WeightKind
@@ -59,7 +60,7 @@ def hand_over(reader: Engine, writer: Engine, request: Request) -> tuple[dict[st
     assert timing is not None and timing.cached_tokens >= num_tokens // sizes[1] * sizes[1]
     if handoff is not None:
         reasons = (None, "all of it is cached here", f"{num_tokens} tokens are less than a block of {sizes[1]}")
-        assert timing.handoff is not None and timing.handoff.why_not in reasons
+        assert timing.handoff is not None and timing.handoff.why_not in (reasons if num_tokens else (NOT_KEPT,))
     settle(reader, writer)
     return written.tokens, timing.tier_tokens.peer
 

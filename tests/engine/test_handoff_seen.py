@@ -19,6 +19,9 @@ from twostroke.engine.build import Assembly, assemble
 from twostroke.engine.explaining import engine_facts
 from twostroke.engine.fleet import FleetSettings
 from twostroke.explain.explanation import Explainer
+from twostroke.explain.handoff import handoff_sentence
+from twostroke.kv.handing import NOT_KEPT
+from twostroke.kv.tiers import peers
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.tensor import WeightKind
 
@@ -83,10 +86,32 @@ def test_who_did_not_wait_was_not(pair: tuple[Assembly, Assembly]) -> None:
     assert timing.kept_ttft is True and timing.elsewhere_s < 1.0
 
 
+def test_the_time_of_an_engine_without_room_is_not_the_ways(
+    pair: tuple[Assembly, Assembly], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the prompt, in vain: nothing may be leased. Who held the request up is said all the same."""
+    reader, writer = (one.engine for one in pair)
+    monkeypatch.setattr(peers, "LEASED_SHARE", 0.0)
+    request = replace(request_of("vain", 100, seed=7, max_tokens=4), service_level="chat")
+    reader.add(replace(request, sampling=replace(request.sampling, max_tokens=1), lease_id="lease-vain"))
+    time.sleep(HELD_S)
+    handoff = play(reader, requests=[]).last["vain.0"].handoff
+    assert handoff is not None and handoff.unread == NOT_KEPT
+    timing = play(writer, requests=[(writer, replace(request, handoff=handoff))]).last["vain.0"].timing
+    assert timing is not None and timing.handoff is not None
+    assert timing.handoff.read_s == handoff.read_s > timing.handoff.queue_s >= HELD_S
+    assert " at another engine" in handoff_sentence(timing.handoff)
+    facts = engine_facts(pair[1])
+    explanation = Explainer(lambda: facts, lambda: None).explain(timing)
+    assert explanation.spans[0].kind == "queue there" and explanation.spans[0].seconds >= HELD_S
+    assert "went into the queue of another engine" in explanation.verdict.sentence
+
+
 def test_what_is_read_already_is_not_refused_for_the_time_that_reading_takes(pair: tuple[Assembly, Assembly]) -> None:
     """As if this engine read a token in a tenth of a second: alone it refuses the prompt, handed over it does not."""
     _, writer = (one.engine for one in pair)
-    writer.scheduler._forecast.step_seconds = lambda work: 0.1 * work.num_tokens
+    forecast = writer.scheduler._forecast
+    forecast.step_seconds, forecast._is_trusted = lambda work: 0.1 * work.num_tokens, lambda: True
     with pytest.raises(PromiseError, match="reading this prompt alone takes"):
         writer.add(replace(request_of("alone", 100, seed=91), service_level="strict"))
     timing = handed(pair, "read", 0.0, 3, "strict")

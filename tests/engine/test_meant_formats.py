@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.models.quantised.folders import arguments, make_quantised
 from tests.models.quantised.published import PUBLISHERS, publish
 from tests.models.tiny_checkpoints import make_tiny
@@ -80,3 +82,29 @@ def test_experts_that_a_tool_left_as_floats_are_told(tmp_path: Path) -> None:
     for name, is_left in (("ct_fp8_channel", True), ("ct_mxfp4_stacks", False)):
         folder, _ = publish(plain, tmp_path / name, PUBLISHERS[name])
         assert ("experts are stored in F32, of which" in told(folder)) == is_left
+
+
+@pytest.mark.parametrize("name", ["ct_fp8_channel", "awq"])
+@pytest.mark.parametrize("matrices", [("",), (".gate_up_proj", ".down_proj")])
+def test_experts_that_the_config_leaves_by_name_are_not(name: str, matrices: tuple[str, ...], tmp_path: Path) -> None:
+    folder, _ = publish(make_tiny("gpt_oss", tmp_path / "plain")[0], tmp_path / name, PUBLISHERS[name])
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    settings = config["quantization_config"]
+    field = "ignore" if name.startswith("ct") else "modules_to_not_convert"
+    named = settings[field]
+    stacks = [f"model.layers.{layer}.mlp.experts" for layer in range(config["num_hidden_layers"])]
+    for entries, is_told in ((stacks[:-1], True), (stacks, False)):
+        settings[field] = [*named, *(f"{stack}{matrix}" for stack in entries for matrix in matrices)]
+        path.write_text(json.dumps(config))
+        assert ("experts are stored in" in told(folder)) == is_told
+
+
+def test_experts_in_floats_of_two_kinds_are_told_in_order(tmp_path: Path) -> None:
+    folder, _ = publish(make_tiny("gpt_oss", tmp_path / "plain")[0], tmp_path / "m", PUBLISHERS["ct_fp8_channel"])
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("experts.down_proj"):
+            tensors[name] = tensor.to(torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors")
+    assert "experts are stored in BF16 and F32, of which" in told(folder)

@@ -1,5 +1,5 @@
 """Tokens do not depend on tiers: on tiny random models, on the reference and the CPU backend, with full attention, with
-windows, with int8 KV; greedy and seeded; and what a restart finds."""
+windows, with latents, with int8 KV; greedy and seeded; and what a restart finds."""
 
 from __future__ import annotations
 
@@ -43,10 +43,27 @@ SHAPES = {
         "sliding_window": 40,
         "max_window_layers": 1,
     },
+    "latents": {
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+    },
 }
 CASES = [
     ("reference", "full", "auto"),
     ("reference", "full and window", "auto"),
+    ("reference", "latents", "auto"),
+    ("cpu", "latents", "auto"),
     ("cpu", "full", "auto"),
     ("cpu", "full", "int8"),
     ("cpu", "full and window", "int8"),

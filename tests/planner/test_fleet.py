@@ -17,15 +17,17 @@ from twostroke.cost.floor import StepWork
 from twostroke.cost.model_shape import KVGroupShape
 from twostroke.planner.fleet.fleet import Fleet, simulate_fleet
 from twostroke.planner.fleet.link import Link, find_link, handoff_bytes
-from twostroke.planner.fleet.member import FleetReplica
+from twostroke.planner.fleet.member import FleetReplica, Member
 from twostroke.planner.fleet.report import FleetReport
+from twostroke.planner.fleet.routing import Choice, Router
 from twostroke.planner.fleet.spec import Failure, FleetSpec, PoolLook
 from twostroke.planner.simulate import Prompts, ReplicaSpec, simulate
 from twostroke.planner.trace import Lengths, TraceRequest, bursts, poisson
 
 KV_BYTES = 131_072
 """Of a token."""
-FAST, SLOW = Link(100e9, "fast", 1e-4), Link(1e9, "slow", 1e-4)
+FAST, SLOW = Link(100e9, "fast", 1e-4, is_early=True), Link(1e9, "slow", 1e-4, is_early=True)
+LATE = replace(SLOW, is_early=False)
 MIXED = bursts(30.0, 60, Lengths(20, 900), Lengths(2, 60), burst=3)
 
 
@@ -102,6 +104,32 @@ def test_a_slow_link_hides_nothing_but_the_time_that_was_read() -> None:
     second_s = COST.seconds(StepWork(((512, 88),), 1))
     whole_s = 2e-4 + 592 * KV_BYTES / 1e9
     assert report.handoffs.exposed_s["p50"] == pytest.approx(whole_s - second_s)
+
+
+def test_where_nothing_goes_early_a_first_token_waits_for_all_of_it_and_for_one_latency() -> None:
+    report = simulate_fleet(two_pools(link=LATE), [TraceRequest(3.0, 600, 4)])
+    read_s = COST.seconds(StepWork(((0, 512),))) + COST.seconds(StepWork(((512, 88),), 1))
+    whole_s = 1e-4 + 592 * KV_BYTES / 1e9
+    for seconds in (report.handoffs.exposed_s, report.handoffs.link_s):
+        assert seconds["p50"] == pytest.approx(whole_s)
+    assert report.handoffs.hidden_share == pytest.approx(0.0, abs=1e-9) and report.handoffs.num_bytes == 592 * KV_BYTES
+    first_step_s = COST.seconds(StepWork(((592, 8),), 1))
+    assert report.simulation.ttft_s["p50"] == pytest.approx(read_s + whole_s + first_step_s)
+
+
+@pytest.mark.parametrize(("link", "num_exposed"), [(LATE, 592), (FAST, 80)], ids=["late", "early"])
+def test_a_router_expects_the_handoff_that_comes(link: Link, num_exposed: int) -> None:
+    asked, router = TraceRequest(0.0, 593, 4), Router(SPEC, "least-backlog")
+    reads, writes = (Member(number, role, FleetReplica(SPEC)) for number, role in enumerate(("prefill", "decode")))
+    expected_s = Choice(SPEC, link, router).handoff_s(reads, writes, asked, 0.0)
+    read_s = COST.seconds(StepWork(((0, 512),))) + COST.seconds(StepWork(((512, 81),), 1))
+    [ttft_s] = simulate_fleet(two_pools(link=link), [asked]).felt.ttft_s
+    exposed_s = 1e-4 + num_exposed * KV_BYTES / link.bytes_per_s
+    assert ttft_s - read_s == pytest.approx(exposed_s + COST.seconds(StepWork(((592, 1),), 1)))
+    if link is LATE:
+        assert expected_s == pytest.approx(ttft_s - read_s, rel=0.01)
+    else:
+        assert expected_s > ttft_s - read_s, "it takes the last step for a full one"
 
 
 def test_transfers_of_a_replica_follow_each_other() -> None:
@@ -300,7 +328,7 @@ def test_whatever_happens_every_request_is_over_once_and_no_block_is_lost(
         for number in range(num_failures)
     )
     small = replace(SPEC, layout=KVLayout(16, (KVGroup(tuple(range(32)), None, blocks),)))
-    link = FAST if seed % 3 else SLOW
+    link = (SLOW, FAST, LATE)[seed % 3]
     spec = FleetSpec(
         small, decode, prefill, link, router, may_stay, tick_s, start_s=0.3, look_s=0.2, failures=failures, seed=seed
     )

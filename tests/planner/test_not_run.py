@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 from tests.planner.test_estimate import plan
 
+from twostroke.config import EngineConfig
 from twostroke.core.formats import Formats
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import DEVICES, find_device
 from twostroke.cost.known_shapes import KNOWN_SHAPES
 from twostroke.models.families import FAMILIES
 from twostroke.models.features import COMPUTED, uncomputed
+from twostroke.planner.asked.model import read_model
+from twostroke.planner.asked.wish import DeploymentWish, Wish
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.not_run import not_run
 
@@ -30,6 +33,14 @@ RUN = Deployment("Llama-3.1-8B", LLAMA, find_device("h200"))
         ({"dimensions": MIXTURE}, None),
         ({"dimensions": MIXTURE, "formats": Formats.of("fp8")}, None),
         ({"formats": Formats.of("q4_k")}, None),
+        *(({"formats": Formats.of(kind), "is_made": True}, None) for kind in ("fp8", "int4", "q8_0", "q4_1", "f16")),
+        *(
+            (
+                {"formats": Formats.of(kind), "is_made": True},
+                f"keeps {kind} only where files have it: {kind} is planned",
+            )
+            for kind in ("q4_k", "q5_0", "nvfp4", "int8")
+        ),
         ({"dimensions": MIXTURE, "formats": Formats.of("mxfp4")}, None),
         ({"own_shape": RUN.shape}, None),
         ({"own_shape": RUN.shape, "formats": replace(Formats.of("bf16"), stored="Q4_K")}, None),
@@ -49,6 +60,17 @@ def test_a_deployment_says_what_was_not_run_of_it(change: dict[str, object], sen
     assert len(reasons) == (sentence is not None)
     if sentence is not None:
         assert sentence in reasons[0]
+
+
+@pytest.mark.parametrize(("kind", "is_said"), [("q4_k", True), ("nvfp4", True), ("q8_0", False), ("bf16", False)])
+def test_what_no_card_makes_of_floats_is_said_where_it_is_asked_for(kind: str, is_said: bool) -> None:
+    deployment, _ = Wish(read_model("Llama-3.1-8B"), DeploymentWish(quantise=kind), EngineConfig()).on("h200")
+    assert any("as it loads them" in reason for reason in not_run(deployment)) == is_said
+
+
+def test_what_a_model_is_published_in_is_no_wish() -> None:
+    deployment, _ = Wish(read_model("gpt-oss-20b"), DeploymentWish(), EngineConfig()).on("h200")
+    assert deployment.kept == "mxfp4" and not deployment.is_made and not_run(deployment) == ()
 
 
 def test_a_plan_says_it_first() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from twostroke.core.errors import BadRequestError
@@ -10,8 +12,8 @@ from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import find_device
 from twostroke.cost.known_shapes import KNOWN_SHAPES
 from twostroke.planner.deployment import Deployment
-from twostroke.planner.efficiency import FloorShares
-from twostroke.planner.estimate import Estimate, checked_lengths, estimate, phases_of
+from twostroke.planner.efficiency import FloorShares, Recorded
+from twostroke.planner.estimate import Estimate, checked_lengths, estimate, expected_of, phases_of
 from twostroke.planner.links import link_note, link_s_per_step, link_s_per_token
 from twostroke.planner.search import Load, ServiceLevel, candidates_of, search
 
@@ -135,6 +137,41 @@ def test_all_cuts_at_once_multiply() -> None:
     assert note is not None and note.startswith("16 devices share a copy")
     error = estimate(cut, checked_lengths(100, 10)).efficiency_error
     assert all(f"{name} parallelism was not measured" in error for name in ("tensor", "pipeline", "expert"))
+
+
+def unpacking_s(model: str, device: str, weights: str, **options: object) -> float:
+    """What a prompt of one chunk takes more than it would without any."""
+    found = deployment(model, device, formats=Formats.of(weights), **options)
+    recorded = expected_of(found)
+    assert isinstance(recorded, Recorded)
+    phases = phases_of(found, recorded)
+    plain = phases_of(found, replace(recorded, form=replace(recorded.form, unpacking_bytes=0.0)))
+    return phases.prefill_s(0, 512) - plain.prefill_s(0, 512)
+
+
+def test_devices_share_the_unpacking_as_they_share_the_matrices() -> None:
+    # 70.55 billion parameters, 4.56 bytes each at 4.8 TB/s: 67 ms on one device.
+    alone = unpacking_s("Llama-3.1-70B", "h200", "int4")
+    assert alone == pytest.approx(70.55e9 * 4.56 / 4.8e12, rel=1e-3)
+    for devices in (2, 4, 8):
+        shared = unpacking_s("Llama-3.1-70B", "h200", "int4", tensor_parallel=devices)
+        assert shared == pytest.approx(alone / devices)
+    # A prompt passes all stages, and meets each matrix once.
+    assert unpacking_s("Llama-3.1-70B", "h200", "int4", pipeline_parallel=2) == pytest.approx(alone)
+    # Unpacking goes with memory bandwidth.
+    assert unpacking_s("Llama-3.1-70B", "h100", "int4") == pytest.approx(alone * 4.8 / 3.35)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_group_unpacks_its_own_experts(alone: bool) -> None:
+    whole, cut = (
+        deployment("Qwen3-30B-A3B", "h200", formats=Formats.of("fp8"), expert_parallel=groups).lane_shape(alone=alone)
+        for groups in (1, 4)
+    )
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert whole.num_parameters - cut.num_parameters == experts * 3 // 4
+    seconds = [unpacking_s("Qwen3-30B-A3B", "h200", "fp8", expert_parallel=groups) for groups in (1, 4)]
+    assert seconds[1] / seconds[0] == pytest.approx(cut.num_parameters / whole.num_parameters)
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,8 @@ def test_the_same_in_ten_thousand_schedules() -> None:
 
 
 def test_a_pool_of_a_tenth_writes_nearly_as_fast_as_the_best_number_of_streams() -> None:
-    """A step takes 10 ms, and 0.1 ms a token: many streams are worth having. The best is found by trying every number
-    of streams, where answers are known to be as long; the policy is told nothing."""
+    """A step takes 10 ms, and 0.1 ms a token: many streams are worth having. The best is that of five
+    numbers of streams; the policy is told none of them."""
     drawn = random.Random(5)
     trace = [TraceRequest(0.0, drawn.randint(50, 300), drawn.randint(20, 200)) for _ in range(100)]
     demand = sum(one.prompt_tokens + one.output_tokens for one in trace)

@@ -62,6 +62,19 @@ def test_beside_a_stream_short_prompts_stay_as_far_as_its_gap_goes(staying: Stay
         assert (step_s <= limit_s) is fits
 
 
+@pytest.mark.parametrize(("promised_s", "limit_s"), [(1e6, None), (SHORT_S, PROMISED_SHARE * SHORT_S)])
+def test_a_promised_gap_is_no_room_where_nobody_says_how_many_streams_share_it(
+    promised_s: float, limit_s: float | None
+) -> None:
+    staying = rule(itl_s=promised_s)
+    lengths = range(1, 3000)
+    most = max(n for n in lengths if staying.stays(n, writer(n)._replace(contexts=None), NEVER_S))
+    for num_tokens, fits in ((most, True), (most + 1, False)):
+        step_s = COST.seconds(StepWork(((0, num_tokens),), 1, contexts=(num_tokens,)))
+        doubled_s = GAP_GROWTH * COST.seconds(StepWork(contexts=(num_tokens,)))
+        assert (step_s <= min(doubled_s, limit_s or doubled_s)) is fits
+
+
 def test_of_what_is_there_already_only_the_rest_counts() -> None:
     staying = rule(itl_s=LONG_S)
     assert longest(staying, (400,), 1600) - 1600 == pytest.approx(longest(staying, (400,)), rel=0.1)

@@ -20,6 +20,7 @@ from twostroke.server import structured
 from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE, Admission
 from twostroke.server.client import EngineClient, EngineState
 from twostroke.server.errors import ApiError
+from twostroke.server.handoffs import Handoffs
 from twostroke.server.messages import EngineSettings, Ready
 from twostroke.server.metrics import Metrics
 from twostroke.server.settings import Limits, ServerSettings
@@ -43,7 +44,13 @@ def admission(**limits: Any) -> Admission:
     metrics = Metrics()
     client = EngineClient(EngineSettings("none", EngineConfig()), metrics)
     client.state, client.facts = EngineState.READY, FACTS
-    return Admission(ServerSettings("small", api_keys=("a", "b"), limits=Limits(**limits)), client, metrics, None)
+    return Admission(
+        ServerSettings("small", api_keys=("a", "b"), limits=Limits(**limits)),
+        client,
+        metrics,
+        None,
+        Handoffs(None, b"", ()),
+    )
 
 
 def request(key: int = 0, age_s: float = 0.0, stays_s: float = 60.0) -> Request:

@@ -269,5 +269,5 @@ def test_custom_allowed_and_single_calls(client: OpenAI) -> None:
 
 
 def test_an_answer_cut_anywhere_has_whole_calls_alone(client: OpenAI) -> None:
-    assert check_cut_answers(client, "Roll a die.", range(1, 20), FLAT_TOOLS, "auto") == 2  # with its end, and without
+    assert check_cut_answers(client, "Roll a die.", range(1, 21), FLAT_TOOLS, "auto") == 2  # with its end, and without
     assert 1 < check_cut_answers(client, "Look and roll.", range(10, 30, 2), FLAT_TOOLS, "auto") < 10

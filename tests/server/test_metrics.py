@@ -57,6 +57,14 @@ def test_a_finished_sample_is_counted_once_in_each() -> None:
     assert found["twostroke_itl_seconds_bucket", (("le", "0.2"),)] == 1
 
 
+def test_a_prompt_that_was_left_to_another_engine_is_nobodys_work_here() -> None:
+    metrics, promise = Metrics(), Promise("chat", 0.5, 0.1)
+    before = samples(metrics.render().decode())
+    timing = SequenceTiming(arrival_s=10.0, finished_s=10.0, prompt_tokens=20, promise=promise, is_left=True)
+    metrics.finished(TokenEvent("r", 0, (), "", finish_reason=FinishReason.LENGTH, timing=timing))
+    assert samples(metrics.render().decode()) == before
+
+
 def test_the_engine_speaks_through_its_last_stats() -> None:
     metrics = Metrics()
     counts = [0] * (len(STEP_BUCKETS_S) + 1)

@@ -96,6 +96,21 @@ def test_thoughts_have_the_name_that_the_template_reads() -> None:
     assert told(LFM25, [ASK, own])[1]["thinking"] == "My own."
 
 
+@pytest.mark.parametrize("template", [GLM46, KIMI_K2, LFM25, GPT_OSS, "{{ tools }}{{ message['reasoning'] }}"])
+def test_a_thought_may_come_as_reasoning(template: str) -> None:
+    """Other servers answer with that name, and clients send it back."""
+    turn = calling(call("a"), content="Well.")
+
+    def shown(**more: Any) -> dict[str, Any]:
+        return {name: value for name, value in told(template, [ASK, turn | more])[1].items() if name != "reasoning"}
+
+    for nothing in ({}, {"reasoning_content": None}, {"reasoning_content": ""}):
+        assert shown(reasoning="Hm.", **nothing) == shown(reasoning_content="Hm.") != shown()
+    assert shown(reasoning_content="Hm.", reasoning="Not this.") == shown(reasoning_content="Hm.")
+    for no_text in (None, [], {"effort": "low"}):
+        assert shown(reasoning=no_text) == shown()
+
+
 def test_a_template_of_one_call_gets_one_in_a_message() -> None:
     results = [result("b", "2"), result("a", "1"), result(None, "3")]
     turn = calling(call("a"), call("b"), call("c", "look"), reasoning_content="Hm.")

@@ -19,9 +19,10 @@ from twostroke.core.request import Request
 from twostroke.core.step import DraftCosts
 from twostroke.engine.engine import Engine
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.speculation import speculator, turn
+from twostroke.speculation import guard, speculator, turn
 from twostroke.speculation.drafter import Ask, Drafter, Proposal
-from twostroke.speculation.speculator import MAX_FAULTS, MAX_SLOW
+from twostroke.speculation.speculator import MAX_SLOW
+from twostroke.speculation.turn import MAX_FAULTS
 from twostroke.text.tokenizer import Tokenizer
 
 NUM_REQUESTS = 16
@@ -216,7 +217,7 @@ def test_one_that_takes_more_time_than_its_drafts_bring_sits_turns_out(
     scene: Scene, takes_s: float, chance: float, sits_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(speculator, "time", clock)
+    monkeypatch.setattr(guard, "time", clock)
     monkeypatch.setattr(speculator, "MAX_REST", 0)
     slow = Slow(scene.plain.answers(), chance, clock=clock, takes_s=takes_s, others_take_s=0.001)
     told, faults = scene.play(slow, room=Costed())
@@ -233,7 +234,7 @@ def test_one_that_is_slow_to_hear_of_tokens_has_a_pause(
     scene: Scene, takes_s: float, is_slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(speculator, "time", clock)
+    monkeypatch.setattr(guard, "time", clock)
     slow = Slow(scene.plain.answers(), 0.0, method="extend", clock=clock, takes_s=takes_s)
     _, faults = scene.play(slow, room=Costed())
     if is_slow:
@@ -246,7 +247,7 @@ def test_one_that_is_slow_to_hear_of_tokens_has_a_pause(
 def test_behind_its_pause_it_is_asked_for_new_streams(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever held it up has passed meanwhile; streams that it did not hear of go without it."""
     clock = Clock()
-    monkeypatch.setattr(speculator, "time", clock)
+    monkeypatch.setattr(guard, "time", clock)
     monkeypatch.setattr(speculator, "MAX_SLOW", 2)
     monkeypatch.setattr(turn, "FIRST_PAUSE", 4)
     slow = Slow(scene.plain.answers(), 0.8, method="extend", clock=clock, takes_s=0.6)

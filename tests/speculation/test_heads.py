@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,18 @@ from safetensors.torch import save_file
 from tests.models.heads.published import DRAFT_VOCAB_SIZE, VOCAB_SIZE, PublishedHead, medusa_tensors
 from tests.models.tiny_checkpoints import make_tiny
 from twostroke import LLM, SamplingParams
-from twostroke.backends.host.head_drafter import LEAST_SURVIVAL
+from twostroke.backends.host.head_drafter import LEAST_SURVIVAL, MedusaDrafter
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.core.request import Request
 from twostroke.core.sequence import Sequence as Stream
 from twostroke.core.speculation import NO_DRAFTS
-from twostroke.core.step import Drafts
+from twostroke.core.step import Drafts, Step
 from twostroke.engine.build import assemble
 from twostroke.engine.offline import GenerationResult
 from twostroke.models.loading import load_checkpoint
 from twostroke.scheduling.plan import Drafting
+from twostroke.speculation import guard
 from twostroke.speculation.drafter import Ask, Proposal
 from twostroke.speculation.trust import FEW_TRIALS, TRIALS, Trust
 
@@ -211,6 +214,29 @@ def test_a_stream_whose_slots_were_never_written_is_drafted_for(made: Made, make
     assert llm.engine.backend.speculator.faults == []  # type: ignore[attr-defined]
 
 
+def test_medusa_says_nothing_of_what_it_did_not_follow() -> None:
+    """Its guesses would be of another place."""
+    network: Any = SimpleNamespace(scores=lambda normed, most: [np.eye(4, dtype=np.float32)[[2]]] * most)
+    one = np.ones(8, np.float32)
+    drafter = MedusaDrafter(network, source="heads", target_ids=np.arange(4), final_norm=one, norm_eps=1e-6)
+    drafter.open(0, Request("r", (1, 2)), (1, 2))
+    step = Step(0)
+    done: Any = SimpleNamespace(
+        scores=SimpleNamespace(last_hidden=one[None]), step=step, logit_rows=lambda: {0: range(1)}
+    )
+
+    def drafted(*, follows: bool) -> tuple[int, ...]:
+        drafter.extend(0, [3])
+        if follows:
+            drafter.follow(done)
+        drafter.begin(step)
+        return drafter.propose([Ask(0, 2)])[0].token_ids
+
+    assert [drafted(follows=follows) for follows in (True, False, True)] == [(2, 2), (), (2, 2)]
+    drafter.begin(step)
+    assert drafter.propose([Ask(0, 1)])[0].token_ids == (2,), "no token came meanwhile"
+
+
 def test_a_head_of_another_model_is_refused(made: Made, make_llm: MakeLLM, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="belongs to another model: its vocabulary is 512"):
         make_llm(f"eagle3:{made.head.save(tmp_path / 'foreign', vocab_size=512)}")
@@ -220,9 +246,14 @@ def test_a_head_of_another_model_is_refused(made: Made, make_llm: MakeLLM, tmp_p
         make_llm("mtp")
 
 
-def test_a_head_that_is_never_right_is_doubted(made: Made, make_llm: MakeLLM, tmp_path: Path) -> None:
+def test_a_head_that_is_never_right_is_doubted(
+    made: Made, make_llm: MakeLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its first guesses, whether they were computed or not; once. Nobody makes room for it here: the engine decides
-    by its own costs whom to ask. Its vocabulary has no token that the model says, so it is never right by chance."""
+    by its own costs whom to ask. Its vocabulary has no token that the model says, so it is never right by chance.
+    Whatever it does takes 10 us here: beside a model this small it takes longer than a step, and is seldom asked."""
+    calls = count()
+    monkeypatch.setattr(guard, "time", SimpleNamespace(perf_counter=lambda: 1e-5 * next(calls)))
     said = set(np.concatenate([one.samples[0].token_ids for one in make_llm("off").generate(PROMPTS, LONGER)]).tolist())
     head = copy(made.head)
     head.target_ids = torch.tensor([token for token in range(VOCAB_SIZE) if token not in said][:DRAFT_VOCAB_SIZE])

@@ -126,6 +126,25 @@ def test_a_head_that_is_never_right_is_doubted_soon(a_draft_s: float) -> None:
     assert FEW_TRIALS < num_asked < 9 * FEW_TRIALS
 
 
+@pytest.mark.parametrize("a_draft_s", [0.0001, A_DRAFT_S, 0.01])
+def test_a_head_that_does_not_pay_takes_one_part_in_a_hundred(a_draft_s: float) -> None:
+    """What makes its drafts and what verifies them, together; also while it is not judged yet."""
+    unseen, plain_s = opened(a_draft_s=a_draft_s), COSTS.with_drafts(0)
+
+    def taken_s(num_steps: int) -> float:
+        taken = 0.0
+        for _ in range(num_steps):
+            if count := unseen.counts(slots(7), 1, COSTS, NUMBERS).get(0, 0):
+                taken += a_draft_s * count + COSTS.with_drafts(count) - plain_s
+                unseen.learn(0, count, [3])
+        return taken
+
+    unseen.learn(0, 4, [5, 6])
+    taken_s(100)  # it is given up
+    a_trial_s = TRIAL_TOKENS * a_draft_s + COSTS.with_drafts(TRIAL_TOKENS) - plain_s
+    assert 0.0 < taken_s(1500) <= TRIAL_SHARE * 1500 * plain_s + a_trial_s
+
+
 def test_a_head_that_is_right_is_not_doubted_nor_one_that_guesses_noise() -> None:
     held = opened()
     for _ in range(500):

@@ -96,6 +96,12 @@ def _predicting(factor: float) -> Callable[[StepWork], float]:
     return lambda work: factor * seconds_of(work.num_tokens)
 
 
+def _all_levels(setup: Setup) -> ServiceLevels:
+    """The default among them, which promises nothing unless the scenario says so."""
+    named = any(level.name == DEFAULT_LEVEL for level in setup.levels)
+    return ServiceLevels(setup.levels if named else (ServiceLevel(DEFAULT_LEVEL), *setup.levels))
+
+
 @dataclass(frozen=True)
 class Outcome:
     num_requests: int
@@ -170,7 +176,7 @@ class Player:
             drafting=AnyDrafts(self._answer_of, setup.seed) if setup.max_drafts else None,
             max_drafts=setup.max_drafts,
             policy=setup.policy,
-            levels=ServiceLevels((ServiceLevel(DEFAULT_LEVEL), *setup.levels)),
+            levels=_all_levels(setup),
             step_seconds=predicted,
         )
         tokenizer = TOKENIZER if setup.has_text else None
@@ -298,8 +304,8 @@ class Player:
         self.checker.arrived(request, total)
 
     def _check_refusal(self, request: Request, error: PromiseError) -> None:
-        level = next((level for level in self.setup.levels if level.name == request.service_level), None)
-        if level is None or level.when_late != "refuse" or not error.retry_after_s > 0.0:  # infinite: never
+        level = _all_levels(self.setup).named(request.service_level)
+        if level.when_late != "refuse" or not error.retry_after_s > 0.0:  # infinite: never
             raise BrokenRuleError(f"{request.request_id} of {level} was refused for {error.retry_after_s} s: {error}")
 
     def abort(self, name: str) -> None:

@@ -11,7 +11,7 @@ from tests.stress.disks import DiskTrouble
 from tests.stress.hash_model import LETTERS, VOCAB_SIZE
 from tests.stress.trouble import Trouble
 from twostroke.core.kv_layout import KVGroup, KVLayout
-from twostroke.core.service_level import ServiceLevel
+from twostroke.core.service_level import DEFAULT_LEVEL, ServiceLevel
 from twostroke.scheduling.policies import POLICIES
 
 PRIORITIES = (0, 0, 0, 0, -3, -1, 1, 2)
@@ -165,6 +165,17 @@ class Scenario:
         return f"Scenario(\n    {self.setup!r},\n    (\n        {lines},\n    ),\n)"
 
 
+def _level(name: str, source: random.Random) -> ServiceLevel:
+    pick = source.choice
+    return ServiceLevel(
+        name,
+        ttft_s=pick([None, 0.02, 0.2, 2.0]),
+        itl_s=pick([None, 0.011, 0.05, 1.0]),
+        weight=pick([0.5, 1.0, 4.0]),
+        when_late=pick(["queue", "queue", "refuse"]),
+    )
+
+
 class _Maker:
     """Draws everything from one source. A scenario has a character, so that each kind of trouble is met alone and in
     company, at rates at which something else still gets through."""
@@ -182,7 +193,10 @@ class _Maker:
         self.policy = self.random.choice(list(POLICIES))
         self.slowness = self.random.choice([1.0, 30.0])
         self.aging_s = self.random.choice([0.0, 0.1, 1.0, 30.0])
-        self.levels = tuple(self._level(name) for name in self.random.choice([(), ("one",), ("one", "other")]))
+        names = self.random.choice([(), ("one",), ("one", "other")])
+        self.levels = tuple(_level(name, self.random) for name in names)
+        apart = random.Random(f"default {seed}")  # so that the rest of a seed is what it was
+        self.default = _level(DEFAULT_LEVEL, apart) if apart.random() < 0.4 else None
         self.has_tiers = self._chance(0.35)
         self.has_disk = self.has_tiers and self._chance(0.5)
         self.has_neighbour = self.has_disk and self._chance(0.3)
@@ -193,16 +207,6 @@ class _Maker:
 
     def _chance(self, share: float) -> bool:
         return self.random.random() < share
-
-    def _level(self, name: str) -> ServiceLevel:
-        pick = self.random.choice
-        return ServiceLevel(
-            name,
-            ttft_s=pick([None, 0.02, 0.2, 2.0]),
-            itl_s=pick([None, 0.011, 0.05, 1.0]),
-            weight=pick([0.5, 1.0, 4.0]),
-            when_late=pick(["queue", "queue", "refuse"]),
-        )
 
     def _tokens(self, most: int) -> tuple[int, ...]:
         return tuple(self.random.randrange(VOCAB_SIZE) for _ in range(self.random.randint(1, most)))
@@ -247,7 +251,7 @@ class _Maker:
             has_text=self.has_text,
             tiers=self._tiers() if self.has_tiers else None,
             policy=self.policy,
-            levels=self.levels,
+            levels=self.levels if self.default is None else (self.default, *self.levels),
             predicts=pick([None, 1.0, 1.0, 0.1, 10.0]),
             slowness=self.slowness,
             seed=self.random.getrandbits(32),

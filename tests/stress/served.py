@@ -116,10 +116,22 @@ class Served:
             raise BrokenRuleError(f"the server's log shows a fault:\n{server.log()[-3000:]}")
 
 
+LEVELS = {
+    "queue": "[levels.default]\nttft_ms = 200\nitl_ms = 25\n",
+    "refuse": '[levels.default]\nttft_ms = 1000\nitl_ms = 1000\nwhen_late = "refuse"\n',
+}
+"""Nobody names a class: what the default promises is promised to all. Gaps that a few streams fill, so that others wait
+for them; or a first token that comes in time on any machine where nobody is before it, and else is refused."""
+
+
 def any_options(folder: Path, seed: int) -> tuple[str, ...]:
-    """A policy, and with every other seed tiers of KV: a killed engine's successor finds what it left on disk."""
+    """A policy, promises with two of three seeds, and with every other seed tiers of KV: a killed engine's successor
+    finds what it left on disk."""
     source = random.Random(seed)
-    policy = ("--policy", source.choice(["fifo", "slack", "fair"]))
+    policy: tuple[str, ...] = ("--policy", source.choice(["fifo", "slack", "fair"]))
+    if (levels := LEVELS.get(source.choice(["none", *LEVELS]))) is not None:
+        (folder / "levels.toml").write_text(levels)
+        policy += ("--service-levels", str(folder / "levels.toml"))
     tiers = ("--kv-host-gb", "0.02", "--kv-disk", str(folder / "kv"), "--kv-disk-gb", "0.1")
     return policy + tiers if seed % 2 else policy
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -231,9 +232,9 @@ def hold_for_gaps_of_nobody(patch: Patch) -> None:
     """Where gaps are promised, a newcomer waits for streams to end also where there are none."""
     holds = Gaps.holds
 
-    def forever(gaps: Gaps, newcomer: Sequence, running: Iterable[Sequence], now_s: float) -> bool:
+    def forever(gaps: Gaps, newcomer: Sequence, running: Iterable[Sequence], *others: Any) -> bool:
         streams = list(running)
-        return holds(gaps, newcomer, streams, now_s) or (gaps.may_hold and not streams)
+        return holds(gaps, newcomer, streams, *others) or (gaps.may_hold and not streams)
 
     patch.setattr(Gaps, "holds", forever)
 

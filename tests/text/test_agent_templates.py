@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tests.text import agent_templates
+from twostroke.server.errors import ApiError
 from twostroke.server.parsing import AnswerParser, finished_calls
 from twostroke.server.told_tools import told_of_tools
 from twostroke.text import harmony, reasoning
@@ -171,6 +172,25 @@ def test_a_turn_is_read_back_as_it_was(name: str, place: int) -> None:
     assert found[0].strip() == (thought if is_told else "")
     assert found[1].strip() == (turn["content"] or "")
     assert found[2] == wanted
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("wrong", [{}, {"a": 1}, ["a"], 7, False], ids=json.dumps)
+def test_ids_that_are_no_texts_are_refused(name: str, wrong: Any) -> None:
+    family = FAMILIES[name]
+    tool_format = choose("auto", tokenizer_of(family)).tool_format
+    turns = [CONVERSATION[1], calling(("a", "now", {})), resulting("a", "two")]
+    call = turns[1]["tool_calls"][0]
+    wrong_call = {**turns[1], "tool_calls": [{**call, "id": wrong}]}
+    wrong_result = {**turns[2], "tool_call_id": wrong}
+    for messages, field in (
+        ([turns[0], wrong_call, turns[2]], "messages[1].tool_calls[0].id"),
+        ([turns[0], turns[1], wrong_result], "messages[2].tool_call_id"),
+    ):
+        with pytest.raises(ApiError) as raised:
+            told_of_tools(messages, TOOLS, tokenizer_of(family), tool_format)
+        assert (raised.value.status_code, raised.value.param) == (400, field)
+        assert raised.value.message == f"{field} must be a string"
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -57,7 +57,7 @@ def read(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[st
             if name is not None:
                 calls.append([name, ""])
             calls[number][1] += text
-    return content, calls, parser.num_finished
+    return content, calls, len(parser.finished)
 
 
 @pytest.mark.parametrize("tool_format", JSON_FORMATS.values(), ids=JSON_FORMATS)

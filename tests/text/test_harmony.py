@@ -61,6 +61,19 @@ def taken_apart(
             "I will look.",
             [("a", "{}")],
         ),
+        # An answer behind a call begins with its own words.
+        (
+            f"{CHANNEL}commentary to=functions.a{MESSAGE}{{}}{NEXT}{FINAL}Hello.{NEXT}{FINAL}More.{RETURN}",
+            "",
+            "Hello.\n\nMore.",
+            [("a", "{}")],
+        ),
+        (
+            f"{CHANNEL}commentary{MESSAGE}Wait.{NEXT}{CHANNEL}commentary to=functions.a{MESSAGE}{{}}{NEXT}{FINAL}Yes.",
+            "",
+            "Wait.\n\nYes.",
+            [("a", "{}")],
+        ),
         (f"{CHANNEL}analysis to=python{MESSAGE}print(1){CALL}", "print(1)", "", []),
         (f"{THOUGHT}{NEXT}{CHANNEL}analysis{MESSAGE}More.{NEXT}{FINAL}Yes.", "The user asks.\n\nMore.", "Yes.", []),
         # What is no message is text.
@@ -106,6 +119,36 @@ def test_a_header_without_end_is_held_for_a_while_only() -> None:
 def test_what_was_cut_shows_no_marker() -> None:
     for cut in (f"{THOUGHT}<|en", f"{THOUGHT}{NEXT}{CHANNEL}fin", f"{THOUGHT}{NEXT}<|chan"):
         assert taken_apart(cut, is_cut=True) == ("The user asks.", "", [])
+
+
+HEAD = f"{CHANNEL}commentary to=functions.weather {CONSTRAIN}json{MESSAGE}"
+NOW = f"{CHANNEL}commentary to=functions.now {CONSTRAIN}json{MESSAGE}"
+
+
+@pytest.mark.parametrize(
+    ("before", "calls"),
+    [
+        (f"{THOUGHT}{NEXT}{HEAD}", [(WEATHER, f"{WEATHER}{CALL}")]),
+        (f"{HEAD}\n ", [(WEATHER, f"{WEATHER}\n{CALL}")]),
+        (f"{THOUGHT}{NEXT} to=functions.weather{CHANNEL}commentary{MESSAGE}", [(WEATHER, f"{WEATHER}{CALL}")]),
+        # Without arguments, a call is one once its end is there.
+        (f"{THOUGHT}{NEXT}{NOW}", [(CALL, CALL)]),
+        (NOW, [(END, f"{END}{START}assistant{HEAD}"), (WEATHER, f"{WEATHER}{CALL}")]),
+    ],
+)
+def test_an_answer_cut_anywhere_has_whole_calls_alone(before: str, calls: list[tuple[str, str]]) -> None:
+    """Of each call, what it is whole with and what stands behind its header."""
+    text, ends = before, []
+    for whole_with, behind in calls:
+        ends.append((len(text) + len(whole_with), whole_with))
+        text += behind
+    whole = [("weather", WEATHER) if with_ == WEATHER else ("now", "{}") for _, with_ in ends]
+    for cut in range(len(text) + 1):
+        num_whole = sum(end <= cut for end, _ in ends)
+        for pieces in ([text[:cut]], list(text[:cut])):
+            reasoning, content, found = taken_apart("", pieces=pieces, is_cut=True)
+            assert found == whole[:num_whole], text[:cut]
+            assert content == "" and "The user asks.".startswith(reasoning)
 
 
 MARKERS = [START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN]

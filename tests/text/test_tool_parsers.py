@@ -189,7 +189,7 @@ def test_an_answer_that_was_cut_shows_nothing_of_a_call(tool_format: ToolFormat,
                         arguments.append("")
                     arguments[index] += piece
             assert content.strip() == text[: min(cut, len(said))].strip()
-            assert parser.num_finished == num_finished
+            assert len(parser.finished) == num_finished
             assert list(zip(names, arguments, strict=True))[:num_finished] == calls[:num_finished]
             for unfinished in arguments[num_finished:]:  # in a stream it was begun, and nobody can take it for a whole
                 assert calls[num_finished][1].startswith(unfinished) and unfinished.startswith("{")

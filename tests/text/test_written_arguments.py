@@ -134,7 +134,7 @@ def read(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[st
                 assert number == len(calls)
                 calls.append((name, ""))
             calls[number] = (calls[number][0], calls[number][1] + text)
-    return content, calls, parser.num_finished
+    return content, calls, len(parser.finished)
 
 
 def parsed(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[str, list[tuple[str, Any]]]:
@@ -175,9 +175,9 @@ def test_an_answer_that_was_cut_shows_nothing_of_a_call(tool_format: ToolFormat)
                 begun += [""] if name is not None else []
                 begun[number] += piece
         assert content.strip() == text[: min(cut, len(said))]
-        whole = begun[: parser.num_finished]
+        whole = begun[: len(parser.finished)]
         assert list(map(json.loads, whole)) == [arguments for _, arguments in CALLS[: len(whole)]]
-        for unfinished in begun[parser.num_finished :]:
+        for unfinished in begun[len(parser.finished) :]:
             with pytest.raises(ValueError, match=r"."):
                 json.loads(unfinished)
 

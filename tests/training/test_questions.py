@@ -12,7 +12,10 @@ from tests.training.tiny_model import PROMPTS, make_model
 from twostroke import LLM
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BadRequestError
+from twostroke.engine.build import build
+from twostroke.training import train
 from twostroke.training.answers import DRAWN_EVERY, Deadline, Text, answers, encode
+from twostroke.training.loop import STATE_FILE, TrainingSettings
 from twostroke.training.prompts import said
 from twostroke.training.questions import ASKED_AGAIN_EVERY, about, questions
 
@@ -68,6 +71,40 @@ def test_most_answers_are_greedy(llm: LLM, tmp_path: Path) -> None:
     assert [text.is_greedy for text in found] == [number % DRAWN_EVERY < 3 for number in range(len(PROMPTS))]
     again = answers(llm, prompts, 12, tmp_path / "others.jsonl", silent, NO_HASTE)
     assert again == found, "those that are drawn, too"
+
+
+def test_time_is_left_to_ask_about_answers(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none for all of the prompts. A training that goes on has the same texts: others would be another draft
+    vocabulary, and others held out."""
+
+    class Turns(Deadline):
+        """Each asking takes a second of it."""
+
+        def __init__(self, seconds: float | None) -> None:
+            super().__init__(seconds)
+            self._left = int(seconds or 0)
+
+        @property
+        def is_over(self) -> bool:
+            self._left -= 1
+            return self._left < 0
+
+    monkeypatch.setattr(train, "Deadline", Turns)
+    monkeypatch.setattr(train, "about", lambda llm, texts: [said(f"Of {text.answer}?") for text in texts[::4]])
+    folder = tmp_path / "head"
+    settings = TrainingSettings(num_steps=2, learning_rate=1e-3, num_drafts=2, texts_a_step=2, max_tokens=250, seed=1)
+    job = train.Job(folder, settings, 8, 0.25, 200, "cpu", 1, num_questions=1, answer_s=12.0)
+    asked = [said(f"{prompt} {number}") for number in range(8) for prompt in PROMPTS]
+    watcher = train.Watcher(lambda what, done, total: None, lambda report: None, lambda sentence: None)
+
+    def texts() -> list[Text]:
+        return train._texts(build(str(llm.assembly.checkpoint.path), CONFIG), asked, job, watcher)[1]
+
+    first = texts()
+    shown = [llm.tokenizer.decode(text.prompt) for text in first]
+    assert sum("Of (" in prompt for prompt in shown) == 3 and len(shown) == 13
+    (folder / STATE_FILE).touch()
+    assert texts() == first
 
 
 def test_some_answers_are_asked_about(llm: LLM) -> None:

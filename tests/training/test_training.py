@@ -100,11 +100,33 @@ def test_a_training_that_was_stopped_ends_with_the_same_files(model, tmp_path):
 
     with pytest.raises(StoppedError):
         trained(model, tmp_path / "stopped", replace(SILENT, trained=stop))
+    state = load_file(tmp_path / "stopped" / "training.safetensors")
+    left = load_eagle3(tmp_path / "stopped", load_checkpoint(model).spec)
+    np.testing.assert_allclose(left.tensors["gate"].to_float32(), state["gate/weight"], rtol=2**-8)
     said = []
     trained(model, tmp_path / "stopped", replace(SILENT, said=said.append))
     assert "going on from step 2" in said
     for name in ("model.safetensors", "config.json", "answers.jsonl"):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_report_is_made_of_the_head_that_is_there(model, tmp_path):
+    """Without a state: the same answers are held out, and what is written as a head is what was trained."""
+    folder = tmp_path / "head"
+    first = trained(model, folder)
+    for name in ("training.safetensors", "report.json"):
+        (folder / name).unlink()
+    head, steps = (folder / "model.safetensors").read_bytes(), []
+    watcher = replace(SILENT, trained=lambda report: steps.append(report.step))
+    again = train_drafter(str(model), CONFIG, CONVERSATIONS, replace(job(folder), report_only=True), watcher)
+    assert again[1:] == first[1:], "of lookup, on the same answers"
+    assert again[0].num_tokens == first[0].num_tokens
+    assert again[0].accepted_length == pytest.approx(first[0].accepted_length, rel=0.2), "it is in 16 bits now"
+    assert not steps and (folder / "model.safetensors").read_bytes() == head
+    assert json.loads((folder / "report.json").read_text())[0]["method"] == "eagle3"
+    (folder / "answers.jsonl").unlink()
+    with pytest.raises(BadRequestError, match=r"nothing to report on: .* has no answers\.jsonl"):
+        train_drafter(str(model), CONFIG, CONVERSATIONS, replace(job(folder), report_only=True), SILENT)
 
 
 def test_a_budget_of_time_ends_a_training(model, tmp_path, monkeypatch):

@@ -32,8 +32,10 @@ class Held:
     kv: str | None = None
 
     @property
-    def ours(self) -> dict[str, str]:
-        wanted = {"quantise": self.weights, "kv_kind": self.kv}
+    def ours(self) -> dict[str, Any]:
+        from twostroke.config import KVConfig
+
+        wanted = {"quantise": self.weights, "kv": self.kv and KVConfig(kind=self.kv)}
         return {name: value for name, value in wanted.items() if value is not None}
 
     @property

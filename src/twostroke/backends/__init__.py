@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from twostroke.backends.interface import BackendFactory
+from twostroke.backends.interface import NO_RANKS, BackendFactory, RankedFactory
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, FormatWish
 from twostroke.models.checkpoint import Checkpoint
@@ -27,6 +27,11 @@ def load_factory(name: str) -> BackendFactory:
         raise BackendError(f"there is no backend {name!r}; the backends are: {', '.join(BACKENDS)}")
     factory: BackendFactory = import_module(BACKENDS[name]).FACTORY
     return factory
+
+
+def why_no_ranks(name: str) -> str | None:
+    """Why this backend shares no model between several ranks, whatever the model; None: it does."""
+    return None if isinstance(load_factory(name), RankedFactory) else NO_RANKS
 
 
 def _shared(name: str, ranks: int) -> BackendFactory:

@@ -245,6 +245,10 @@ class RankedFactory(Protocol):
     """Widths of a rank's matrices are multiples of it."""
 
 
+NO_RANKS = "it does not share one model between several ranks yet"
+"""Why another factory than a RankedFactory declines them."""
+
+
 @runtime_checkable
 class SharingFactory(Protocol):
     """A backend of several ranks that share a model."""
@@ -284,7 +288,7 @@ TuningProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class TunedChange:
-    """A product that another kernel, or another tile, computes from now on."""
+    """A product, or attention, that another kernel, or another tile, computes from now on."""
 
     product: str
     rows: int

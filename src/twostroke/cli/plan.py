@@ -11,6 +11,7 @@ from rich.console import Console
 
 from twostroke.cli import options
 from twostroke.core.errors import BadRequestError
+from twostroke.core.handoff import SENT_EARLY
 from twostroke.planner.asked.speculation import SpeculationWish
 from twostroke.planner.asked.wish import DeploymentWish, LoadWish, Wish
 
@@ -45,6 +46,13 @@ LinkName = Annotated[
         "device's own (h200). Default: the device's, within one machine of eight, else 400gbe.",
     ),
 ]
+EarlyKV = Annotated[
+    bool,
+    typer.Option(
+        help="With --disaggregate: each chunk's KV goes while the next one is read, or all of it when the prompt was "
+        "read. Default: as engines do."
+    ),
+]
 FromServer = Annotated[
     str | None,
     typer.Option(
@@ -73,6 +81,7 @@ def plan(
     search: Search = False,
     disaggregate: Disaggregate = False,
     link: LinkName = None,
+    early_kv: EarlyKV = SENT_EARLY,
     from_server: FromServer = None,
     api_key: ApiKey = None,
     matrices: Matrices = False,
@@ -122,10 +131,12 @@ def plan(
     wish = Wish(read_model(model), asked, config, speculating)
     if link is not None and not disaggregate:
         raise BadRequestError("--link belongs to --disaggregate: one pool hands nothing over")
+    if early_kv != SENT_EARLY and not disaggregate:
+        raise BadRequestError("--early-kv belongs to --disaggregate: one pool hands nothing over")
     if disaggregate:
         if search or from_server is not None or matrices or plot is not None:
             raise BadRequestError("--disaggregate goes with no --search, --from-server, --matrices or --plot")
-        _disaggregate(wish, load, link, as_json)
+        _disaggregate(wish, load, link, early_kv, as_json)
     elif search:
         if asked.is_cut or from_server is not None or matrices or plot is not None:
             raise BadRequestError(
@@ -190,7 +201,7 @@ def _search(wish: Wish, asked: LoadWish, as_json: bool) -> None:
     own = wish.asked.own_efficiency()
     on, quantise = wish.asked.on, wish.asked.quantise
     named = [find_device(name) for name in on] if on else [one for one in DEVICES if one.price_per_hour_usd is not None]
-    kinds = [quantise] if quantise else plan_table.kinds_to_try(wish.planned.weights)
+    kinds = [quantise] if quantise else plan_table.kinds_to_try(wish.planned)
     bases = [wish.at(device, kind) for device in named for kind in kinds]
     found, rejected = search(candidates_of(bases), lengths, level, load, None if own is None else lambda _: own)
     tail, is_met = None, bool(found)
@@ -207,11 +218,11 @@ def _search(wish: Wish, asked: LoadWish, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _disaggregate(wish: Wish, load: LoadWish, link: str | None, as_json: bool) -> None:
+def _disaggregate(wish: Wish, load: LoadWish, link: str | None, early_kv: bool, as_json: bool) -> None:
     from twostroke.cli import plan_pools
 
     console = Console()
-    found = plan_pools.compared(wish, load, link)
+    found = plan_pools.compared(wish, load, link, early_kv=early_kv)
     if as_json:
         _print_json(console, plan_pools.pools_plan(found))
     else:
@@ -224,10 +235,11 @@ def _plot(wish: Wish, path: Path, chosen: Device) -> None:
 
     plain = replace(wish.config, decode_weights="plain")  # what devices are compared by
     alone = Wish(wish.planned, replace(wish.asked.uncut(), price=None), plain)
-    points = decode_points([alone.at(device, wish.kind) for device in DEVICES])
+    points = decode_points([alone.at(device, wish.asked.quantise) for device in DEVICES])
     if not any(point.count for point in points):
         raise BadRequestError("no machine of eight devices in the table holds the model: there is nothing to draw")
-    plot_decode(points, f"{wish.planned.name}, {wish.kind}: every weight a token meets, read once", path, chosen)
+    kept = alone.at(chosen, wish.asked.quantise).kept
+    plot_decode(points, f"{wish.planned.name}, {kept}: every weight a token meets, read once", path, chosen)
     Console(stderr=True).print(f"plot: {path}", highlight=False, markup=False)
 
 

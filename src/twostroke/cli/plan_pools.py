@@ -13,8 +13,9 @@ from rich.text import Text
 from twostroke.cli import units
 from twostroke.cli.plan_table import hardware
 from twostroke.cli.simulate_device import replica_on
-from twostroke.cli.simulate_pools import handoff_lines, link_asked
+from twostroke.cli.simulate_pools import handoff_lines, link_asked, moves
 from twostroke.core.errors import BadRequestError
+from twostroke.core.handoff import SENT_EARLY
 from twostroke.planner.asked.plan import DEFAULT_DEVICE, THIS
 from twostroke.planner.asked.wish import LoadWish, Wish
 from twostroke.planner.deployment import DEVICES_A_MACHINE, Deployment
@@ -41,7 +42,7 @@ class Compared:
         return None if price is None or not split.good_per_s else 1000 * price / 3600 / split.good_per_s
 
 
-def compared(wish: Wish, load: LoadWish, link: str | None) -> Compared:
+def compared(wish: Wish, load: LoadWish, link: str | None, *, early_kv: bool = SENT_EARLY) -> Compared:
     """On as many devices as were asked for; else on a machine full of them, or on two copies."""
     on = wish.asked.on or (DEFAULT_DEVICE,)
     if len(on) > 1 or on[0] == THIS:
@@ -69,6 +70,7 @@ def compared(wish: Wish, load: LoadWish, link: str | None) -> Compared:
     limits_ms = (load.slo_ttft_ms, load.slo_tpot_ms)
     objective = Objective(*(None if value is None else value / 1e3 for value in limits_ms))
     joined = link_asked(link, on[0], deployment.num_devices).times(deployment.tensor_parallel)
+    joined = replace(joined, is_early=early_kv)
     spec = replica_on(deployment, efficiency, wish.config)
     comparer = Comparer(spec, phases_of(deployment, efficiency), deployment.replicas, joined, objective)
     return Compared(deployment, efficiency, comparer.compare(lengths, rate))
@@ -78,12 +80,13 @@ def pools_plan(found: Compared) -> dict[str, Any]:
     comparison = found.comparison
     asked = comparison.asked
     return {
-        "deployment": f"{found.deployment.model} in {found.deployment.formats.weights} on {hardware(found.deployment)}",
+        "deployment": f"{found.deployment.model} in {found.deployment.kept} on {hardware(found.deployment)}",
         "lengths": asdict(asked.lengths),
         "requests_per_s": asked.requests_per_s,
         "objective": asdict(asked.objective),
         "link": comparison.link.name,
         "link_bytes_per_s": comparison.link.bytes_per_s,
+        "early_kv": comparison.link.is_early,
         "simulated_requests": comparison.num_requests,
         "usd_per_hour": found.deployment.price_per_hour_usd,
         "pays": comparison.pays,
@@ -126,7 +129,7 @@ def show(console: Console, found: Compared) -> None:
     cached = f", {asked.lengths.cached_tokens:,} of them cached" if asked.lengths.cached_tokens else ""
     _line(
         console,
-        f"{deployment.model} in {deployment.formats.weights} on {hardware(deployment)}: {asked.requests_per_s:.2f} "
+        f"{deployment.model} in {deployment.kept} on {hardware(deployment)}: {asked.requests_per_s:.2f} "
         f"requests a second of about {asked.lengths.input_tokens:,} tokens in{cached} and "
         f"{asked.lengths.output_tokens:,} out.",
     )
@@ -179,7 +182,7 @@ def sentences(found: Compared) -> list[str]:
         f"By link they pay {where(comparison.by_link, lambda value: f'{value:g} GB/s')}.",
         f"This is a model and not a measurement: {comparison.num_requests} random arrivals for each row, played by the "
         f"engine's scheduler on a virtual clock. Steps: {found.efficiency.source}; error: {found.efficiency.error}. "
-        "The link has its line rate.",
+        f"The link has its line rate, and {moves(comparison.link)}.",
     ]
 
 

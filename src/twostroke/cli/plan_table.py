@@ -22,6 +22,7 @@ from twostroke.planner.search import Found, Rejected
 
 if TYPE_CHECKING:
     from twostroke.cli.plan_tail import Tail
+    from twostroke.planner.asked.model import PlannedModel
 
 Row = tuple[str, str]
 SHOWN_FOUND = 8
@@ -248,9 +249,9 @@ def show_calibration(console: Console, calibrated: Calibrated) -> None:
     console.print()
 
 
-def kinds_to_try(stored: str) -> list[str]:
-    """What a search looks at when nothing was asked for: weights as published, and what is commonly made of them."""
-    return [stored, "fp8", "int4"] if stored == "bf16" else [stored]
+def kinds_to_try(planned: PlannedModel) -> list[str | None]:
+    """What a search looks at when nothing was asked for: weights as published, and what is commonly made of floats."""
+    return [None, "fp8", "int4"] if planned.is_in_bf16 else [None]
 
 
 def show_search(

@@ -6,10 +6,10 @@ from __future__ import annotations
 from twostroke.cli.simulate_table import Simulated
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
-from twostroke.core.formats import Formats, find_kv_bits
 from twostroke.cost.devices import find_device
 from twostroke.machine import MemorySpace
-from twostroke.planner.asked.decode import kv_needs_of, resolved_on, with_decode_weights
+from twostroke.planner.asked.decode import kv_needs_of, resolved_on
+from twostroke.planner.asked.deployed import deployed, with_copies
 from twostroke.planner.asked.model import read_model
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import Efficiency
@@ -27,24 +27,17 @@ def on_device(
     planned = read_model(model)
     quantise = None if config.quantise == "none" else config.quantise
     kv = "bf16" if config.kv.kind == "auto" else config.kv.kind
-    deployment = Deployment(
-        model=planned.name,
-        dimensions=planned.dimensions,
-        device=find_device(name),
-        formats=Formats.of(quantise or planned.weights, kv),
-        tensor_parallel=tensor_parallel,
-        own_shape=None if quantise else planned.file_shape(find_kv_bits(kv)),
-        speculating=speculating,
-    )
+    cut = {"tensor_parallel": tensor_parallel, "speculating": speculating}
+    deployment = deployed(planned, find_device(name), quantise=quantise, kv=kv, **cut)
     hardware = f"{tensor_parallel} x {deployment.device.name}" if tensor_parallel > 1 else deployment.device.name
     if deployment.kv_space_bytes <= 0:
         needed = deployment.devices_needed(1)
         hint = f": it takes {needed} of them (--tensor-parallel {needed})" if needed is not None else ""
         raise BadRequestError(f"the weights of {planned.name} do not fit on {hardware}{hint}")
-    deployment = with_decode_weights(deployment, planned, "bf16" if quantise else planned.arithmetic, config)
+    deployment = with_copies(deployment, planned, quantise, config)
     efficiency = expected_of(deployment)
     copies = ", with copies in 12 bits for decode," if deployment.shape.decode_weights is not None else ""
-    title = f"{planned.name} in {deployment.formats.weights}{copies} on {hardware}"
+    title = f"{planned.name} in {deployment.kept}{copies} on {hardware}"
     source = f"by {efficiency.source}; error: {efficiency.error}"
     drafts_note = None if speculating is None else speculating.note
     notes = [*not_run(deployment), link_note(deployment), deployment.decode_note, drafts_note]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from twostroke.cli import units
 from twostroke.core.errors import BadRequestError
+from twostroke.core.handoff import SENT_EARLY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,8 @@ def pools_of(
     if not wish.has_pools:
         if wish.link is not None:
             raise BadRequestError("--link goes with --prefill and --decode: one pool hands nothing over")
+        if wish.early_kv != SENT_EARLY:
+            raise BadRequestError("--early-kv goes with --prefill and --decode: one pool hands nothing over")
         return None
     if wish.prefill is None or wish.decode is None:
         raise BadRequestError("two pools need both: --prefill N replicas that read and --decode M that write")
@@ -37,7 +40,8 @@ def pools_of(
     if router == "auto":
         router = "prefix" if any(one.prefix is not None for one in trace) else "least-backlog"
     link = link_asked(wish.link, wish.on, tensor_parallel * (wish.prefill + wish.decode))
-    return FleetSpec(spec, wish.decode, wish.prefill, link.times(tensor_parallel), router)
+    link = replace(link.times(tensor_parallel), is_early=wish.early_kv)
+    return FleetSpec(spec, wish.decode, wish.prefill, link, router)
 
 
 def link_asked(name: str | None, device: str, num_devices: int) -> Link:
@@ -64,6 +68,7 @@ def pools_record(pools: FleetSpec, fleet: FleetReport) -> dict[str, Any]:
         "router": pools.router,
         "link": pools.link.name,
         "link_bytes_per_s": pools.link.bytes_per_s,
+        "early_kv": pools.link.is_early,
         "handoffs": asdict(fleet.handoffs),
         "measured": False,
     }
@@ -71,13 +76,23 @@ def pools_record(pools: FleetSpec, fleet: FleetReport) -> dict[str, Any]:
 
 def pools_lines(pools: FleetSpec, fleet: FleetReport) -> list[str]:
     assert pools.link is not None
-    return [f"{pools.prefill} replicas read and {pools.decode} write.", *handoff_lines(pools.link, fleet), MODELLED]
+    return [
+        f"{pools.prefill} replicas read and {pools.decode} write.",
+        *handoff_lines(pools.link, fleet),
+        _note(pools.link),
+    ]
 
 
-MODELLED = (
-    "Note: the handoff is a model and was not measured: the link moves its line rate, transfers of a replica follow "
-    "each other, and all but a prompt's last chunk hides behind reading."
-)
+def moves(link: Link) -> str:
+    """When KV goes, to follow `and`."""
+    return "all but a prompt's last chunk hides behind reading" if link.is_early else "all of it goes after reading"
+
+
+def _note(link: Link) -> str:
+    return (
+        "Note: the handoff is a model and was not measured: the link moves its line rate, transfers of a replica "
+        f"follow each other, and {moves(link)}."
+    )
 
 
 def handoff_lines(link: Link, fleet: FleetReport) -> list[str]:

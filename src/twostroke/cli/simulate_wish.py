@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twostroke.core.errors import BadRequestError
-from twostroke.core.setting import integer, number, text
+from twostroke.core.handoff import SENT_EARLY
+from twostroke.core.setting import integer, number, switch, text
 
 if TYPE_CHECKING:
     from twostroke.planner.report import Objective
@@ -75,6 +76,12 @@ class ReplicasWish:
         "What each device of a replica hands KV over by: GB a second (50), 400Gbit, 100gbe, ndr, or a device (h200) "
         "whose own link it is. Default: the device's, within one machine of eight, else 400gbe.",
         metavar="GBPS|NAME",
+    )
+    early_kv: bool = switch(
+        SENT_EARLY,
+        REPLICAS,
+        "Each chunk's KV goes while the next one is read, or all of it when the prompt was read. Default: as engines "
+        "do.",
     )
     slo_ttft_ms: float | None = number(
         None, 0.0, None, REPLICAS, "A request is good if its first token comes by then,", is_above_low=True

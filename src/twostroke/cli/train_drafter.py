@@ -39,6 +39,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "questions": (0, 1_000_000),
     "minutes": (0.01, 100_000),
     "answer_minutes": (0.01, 100_000),
+    "most_prompts": (2, 1_000_000),
+    "draft_vocab": (1, 10_000_000),
+    "seed": (0, 2**32 - 1),  # questions and answers are drawn with seeds that are made of it
 }
 
 
@@ -74,12 +77,15 @@ def train_drafter(
     save_every: Annotated[int, typer.Option(help="Steps between two states on disk.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the weights that training begins with, and of its order.")] = 0,
     device: Annotated[str, typer.Option(help="Where to train: auto, cpu or cuda.")] = "auto",
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Train no more: make the report of the head that is in the folder.")
+    ] = False,
     config: EngineConfig = options.OWN,
 ) -> None:
     """Train an EAGLE-3 head that drafts for a model, on the model's own answers. On a GPU this takes minutes.
 
     The same command again goes on where it was stopped. The folder is in EAGLE's published
-    layout, and can be used with --speculate eagle3:FOLDER.
+    layout, and can be used with --speculate eagle3:FOLDER. A head is there from the first state on.
 
     Example: twostroke train-drafter smollm2 --out smollm2-eagle3
     """
@@ -87,7 +93,7 @@ def train_drafter(
     for name, (low, high) in _RANGES.items():
         if given[name] is not None and not low <= given[name] <= high:
             flag = name.replace("_", "-")
-            raise BadRequestError(f"--{flag} must be from {low:g} to {high:g}, not {given[name]:g}")
+            raise BadRequestError(f"--{flag} must be from {low:,} to {high:,}, not {given[name]:,}")
     if find_spec("torch") is None:
         raise BadRequestError(f"training needs torch: {install_hint('train')}")
     from twostroke.training.loop import TrainingSettings
@@ -99,7 +105,9 @@ def train_drafter(
     most_s, answer_s = (None if given[name] is None else 60 * given[name] for name in ("minutes", "answer_minutes"))
     settings = TrainingSettings(steps, learning_rate, drafts, texts_a_step, text_tokens, seed, most_s)
     num_questions = questions if questions is not None else OWN_QUESTIONS if prompts is None else 0
-    job = Job(out, settings, answer_tokens, held_out, draft_vocab, device, save_every, num_questions, answer_s)
+    job = Job(
+        out, settings, answer_tokens, held_out, draft_vocab, device, save_every, num_questions, answer_s, report_only
+    )
     console = Console(stderr=True)
     own = replace(config, max_context=config.max_context or text_tokens)
     with _bars(console) as bars:

@@ -1,5 +1,5 @@
-"""`twostroke tune`: measure on the card under us which kernel, cut how, computes each product of a model fastest, and
-keep that for the engines to come."""
+"""`twostroke tune`: measure on the card under us which kernel, cut how, computes the matrix products and the attention
+of a model fastest, and keep that for the engines to come."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tune(
         Path | None, typer.Option(help="Also write all that is known of this device to a file, as the package has it.")
     ] = None,
 ) -> None:
-    """Find the fastest kernels for a model's matrix products on this GPU, in a few minutes.
+    """Find the fastest kernels for a model's matrix products and attention on this GPU, in a few minutes.
 
     Measure while nothing else runs on the device. Engines read the result from the cache at their next start.
 
@@ -81,7 +81,7 @@ def _shape(model: str, load: str) -> Checkpoint:
 def _measure(factory: TunableFactory, checkpoint: Checkpoint, formats: Formats, seconds: float) -> TuningReport:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("measuring products"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (TextColumn("measuring"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1)
 

@@ -35,6 +35,8 @@ ROUTER_START_S = 60.0
 HEALTH_S = 2.0
 METRICS_S = 2.0
 LOOK_S = 2.0
+TIED = 0.001
+"""Of a resource that says where something runs."""
 
 
 class Pool:
@@ -164,7 +166,16 @@ class Ingress:
 
 def _tied(resource: str | None) -> dict[str, Any]:
     """To machines that have it, of which it takes nearly nothing."""
-    return {} if resource is None else {"resources": {resource: 0.001}}
+    return {} if resource is None else {"resources": {resource: TIED}}
+
+
+def _gang(pool: PoolPlan) -> dict[str, Any]:
+    """Several cards of one copy are set aside at once, on one machine: one bundle, for its ranks are processes of one
+    replica, which sees no card of another bundle."""
+    if pool.gpus <= 1:
+        return {}
+    bundle = {"CPU": pool.cpus, "GPU": float(pool.gpus), **({} if pool.resource is None else {pool.resource: TIED})}
+    return {"placement_group_bundles": [bundle], "placement_group_strategy": "STRICT_PACK"}
 
 
 def _deployment(plan: DeploymentPlan, pool: PoolPlan) -> Any:
@@ -184,7 +195,8 @@ def _deployment(plan: DeploymentPlan, pool: PoolPlan) -> Any:
     resources |= {"num_gpus": pool.gpus} if pool.gpus else {}
     return serve.deployment(
         name=pool.role.value,
-        ray_actor_options=resources,  # of one actor, so all of it on one machine: the cards of a copy are together
+        ray_actor_options=resources,
+        **_gang(pool),
         autoscaling_config=scaling,
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=10.0,

@@ -13,7 +13,8 @@ resource = "router"                     # optional: a resource of Ray's that onl
 min = 1                                 # 0: none while there is nothing to do; not with a router that is there
 max = 4
 cpus = 2.0                              # what Ray sets aside for a replica
-gpus = 0                                # cards of one replica, on one machine; more than one in [pools.both] alone
+gpus = 0                                # cards of one replica, on one machine; more than one in [pools.both] alone,
+                                        # and where the backend shares one copy between several
 resource = "prefill"                    # optional: a resource of Ray's that this pool's machines have
 options = ["--threads", "2"]            # for workers of this pool
 
@@ -24,11 +25,13 @@ hold_s = 300
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from twostroke.backends import BACKENDS, why_no_ranks
 from twostroke.cluster.endpoints import check_url
 from twostroke.cluster.role import Role
 from twostroke.core.errors import BadRequestError
@@ -36,6 +39,8 @@ from twostroke.core.setting import shown
 
 MAX_FILE_BYTES = 1 << 20
 MOST_REPLICAS = 10_000
+ON_CARDS = "cuda"
+"""The backend that computes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,10 @@ def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
         raise BadRequestError(f'{source}: model must be a name or a path, like "smollm2", not {shown(model):.60}')
     url, host, port, resource = _router(given.get("router", {}), source)
     scaling = _table(given.get("scaling", {}), f"{source}: scaling")
+    options = _options(given, source)
     pools = _pools(_table(given.get("pools", {}), f"{source}: pools"), source)
+    for pool in pools:
+        _check_cards(pool, (*options, *pool.options), f"{source}: pools.{pool.role.value}")
     empty = [pool for pool in pools if pool.least == 0]
     if url is not None and empty:
         where = f"{source}: pools.{empty[0].role.value}"
@@ -105,7 +113,7 @@ def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
         router_host=host,
         router_port=port,
         router_resource=resource,
-        options=_options(given, source),
+        options=options,
         drain_s=_number(given, "drain_s", 30.0, 0.0, 86400.0, source),
         scaling=tuple((name, _number(scaling, name, 0.0, 0.0, 1e6, f"{source}: scaling")) for name in scaling),
     )
@@ -128,15 +136,34 @@ def _pools(tables: Mapping[str, Any], source: str) -> tuple[PoolPlan, ...]:
     if set(tables) not in ({"both"}, {"prefill", "decode"}):
         named = ", ".join(tables) or "none"
         raise BadRequestError(f"{source}: pools are [pools.prefill] and [pools.decode], or [pools.both]; here: {named}")
-    pools = tuple(_pool(Role(name), table, f"{source}: pools.{name}") for name, table in sorted(tables.items()))
-    for pool in pools:
-        if pool.gpus > 1 and pool.role is not Role.BOTH:
-            where = f"{source}: pools.{pool.role.value}"
-            raise BadRequestError(
-                f"{where}: gpus is {pool.gpus}, and several cards for one copy do not hand KV over yet: "
-                "give each replica one card, or use one pool, [pools.both]"
-            )
-    return pools
+    return tuple(_pool(Role(name), table, f"{source}: pools.{name}") for name, table in sorted(tables.items()))
+
+
+def _check_cards(pool: PoolPlan, options: Sequence[str], where: str) -> None:
+    """Several cards of a replica hold one copy together: what its server would refuse at every start is refused here.
+    `options`: those of its server."""
+    if pool.gpus <= 1:
+        return
+    if pool.role is not Role.BOTH:
+        raise BadRequestError(
+            f"{where}: gpus is {pool.gpus}, and several cards for one copy do not hand KV over yet: "
+            "give each replica one card, or use one pool, [pools.both]"
+        )
+    backend = _backend(options)
+    if (why := why_no_ranks(backend)) is not None:
+        raise BadRequestError(
+            f"{where}: gpus is {pool.gpus}, and the {backend} backend runs no model on several cards: {why}; "
+            "give each replica one card"
+        )
+
+
+def _backend(options: Sequence[str]) -> str:
+    """That a server with these options has on a machine with cards."""
+    named = ON_CARDS
+    for option, value in pairwise((*options, "")):
+        if option == "--backend" or option.startswith("--backend="):
+            named = option.removeprefix("--backend").removeprefix("=") or value
+    return ON_CARDS if named not in BACKENDS else named  # `auto` takes it first
 
 
 def _pool(role: Role, given: Any, where: str) -> PoolPlan:

@@ -80,8 +80,6 @@ class QueueRecord:
 @dataclass(slots=True)
 class SequenceTiming:
     arrival_s: float = 0.0
-    elsewhere_s: float = 0.0
-    """What had gone by of its time before: another engine's queue and reading, and the way here."""
     scheduled_s: float | None = None
     """When its first prefill chunk was launched."""
     token_times_s: list[float] = field(default_factory=list)
@@ -114,6 +112,10 @@ class SequenceTiming:
     """The request said so."""
     promise: Promise | None = None
     """What its class was promised; None: nobody promised anything."""
+    elsewhere_s: float = 0.0
+    """What had gone by of its time before: another engine's queue and reading, and the way here."""
+    is_left: bool = False
+    """Its prompt was left to the engine that will write its answer: nothing was done for it here."""
     handoff: HandoffRecord | None = None
     """Where another engine had read its prompt: what came of that."""
     queue: QueueRecord = field(default_factory=QueueRecord)

@@ -32,6 +32,7 @@ from twostroke.cost.calibration import (
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
+from twostroke.cost.trust import doubt_of
 from twostroke.engine.companions import beside, plan_companion, plan_head, refuse_other_tokens
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.drafting import speculation
@@ -300,6 +301,7 @@ def assemble(
         policy=config.policy,
         levels=config.promised(),
         step_seconds=step_cost.seconds,
+        is_trusted=lambda: doubt_of(step_cost) is None,
         staying=staying_of(fleet, resolved, step_cost),
     )
     grammars = None

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 from twostroke.core.formats import FormatWish
 from twostroke.core.speculation import OFF
 from twostroke.cost.step_cost import StepCost
+from twostroke.cost.trust import doubt_of
 from twostroke.engine.formats import kv_needs
 from twostroke.explain.explanation import Explainer
 from twostroke.explain.facts import EngineFacts
 
 if TYPE_CHECKING:
     from twostroke.engine.build import Assembly
-
-TRUSTED_AFTER = 20
-TRUSTED_ERROR = 0.3
-"""A cost that was not calibrated and has seen fewer steps, or one that was further off, is no yardstick: floors are
-then."""
 
 
 def engine_facts(assembly: Assembly) -> EngineFacts:
@@ -60,20 +56,6 @@ def trusted_cost(assembly: Assembly) -> StepCost | None:
     """The engine's own, once a calibration or its own steps have proved it."""
     cost: StepCost | None = getattr(assembly.engine, "step_cost", None)
     return cost if doubt_of(cost) is None else None
-
-
-def doubt_of(cost: StepCost | None) -> str | None:
-    """Why predictions should not come from it, in words; None: they may. Its own steps, once there are enough of them,
-    say more of it than the calibration that it began with."""
-    if cost is None:
-        return "this engine fits no costs to its steps"
-    error = cost.calibrated_error if cost.num_observed < TRUSTED_AFTER else cost.error
-    if error is None:
-        return "too few steps were measured to fit costs"
-    if error > TRUSTED_ERROR:
-        whose = "calibrated" if cost.num_observed < TRUSTED_AFTER else "fitted"
-        return f"the {whose} costs were off by {error:.0%} on average, too far to go by"
-    return None
 
 
 def explainer_of(assembly: Assembly) -> Explainer:

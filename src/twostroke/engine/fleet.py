@@ -59,6 +59,7 @@ class _Named:
         self.described, self.bell = transport.contact.described(), transport.bell
         self.who_listens = transport.who_listens
         self.offer, self.withdraw, self.cancel = transport.offer, transport.withdraw, transport.cancel
+        self.is_read = transport.is_read
         self.poll, self.wait, self.close = transport.poll, transport.wait, transport.close
 
     def name_of(self, peer: str) -> str:

@@ -16,7 +16,8 @@ def otherwise(checkpoint: Checkpoint, formats: Formats) -> tuple[str, ...]:
     if is_meant_small and KV_BITS.get(formats.kv, 16.0) >= 16:  # in a byte, the backend says whose scales it takes
         meant = "fp8" if quantisation.kv is None else quantisation.kv.kind
         told.append(f"the file means KV in {meant}, which is kept in {formats.kv} unless --kv-type says otherwise")
-    if (left := _experts_in_floats(checkpoint)) is not None:
+    if checkpoint.unnamed_experts:
+        left = " and ".join(sorted(kind.name for kind in checkpoint.unnamed_experts))
         told.append(f"experts are stored in {left}, of which {quantisation.source} says nothing")
     inputs = [scheme.activations for scheme in quantisation.schemes if scheme.activations is not None]
     for kind in sorted({one.kind for one in inputs} - {formats.arithmetic}):
@@ -25,10 +26,3 @@ def otherwise(checkpoint: Checkpoint, formats: Formats) -> tuple[str, ...]:
     if any(not one.is_dynamic for one in inputs):
         told.append("scales that the file has for inputs of matrices are not used: inputs are measured as they come")
     return tuple(told)
-
-
-def _experts_in_floats(checkpoint: Checkpoint) -> str | None:
-    """What experts are stored in that a quantised folder has as floats; None: it has none."""
-    names = (name for name in checkpoint.tensors if ".experts." in name and checkpoint.is_multiplied(name))
-    kinds = {checkpoint.tensors[name].kind for name in names}
-    return next((kind.name for kind in kinds if not kind.is_quantised), None)

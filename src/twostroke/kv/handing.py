@@ -146,7 +146,7 @@ class Handing:
         if handoff is None:
             return
         if handoff.unread:
-            timing.handoff = HandoffRecord("", 0, 0, 0.0, 0.0, 0.0, handoff.unread)
+            timing.handoff = HandoffRecord("", 0, 0, 0.0, handoff.read_s, handoff.queue_s, handoff.unread)
             return
         wanted, why_not = self._worth_taking(sequence, handoff)
         if why_not is not None:

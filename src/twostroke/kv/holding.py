@@ -57,6 +57,28 @@ class LookAhead:
             short.append(max(0, ahead + revived + match.num_loads(number) + left - pool.num_available))
         return tuple(short)
 
+    def samples_ahead(self, prompt_len: int, end: int, number: int) -> list[int]:
+        """One a group: what so many more samples of a prompt take up to `end`, beside what they share."""
+        return [number * self._own_entries(group, prompt_len, end) for group in self.layout.groups]
+
+    def most_samples(self, prompt_len: int, end: int) -> int:
+        """Of one prompt, how many can be computed up to `end` at a time, if nobody else holds anything."""
+        most = _ANY_NUMBER
+        for group, pool in zip(self.layout.groups, self.pools, strict=True):
+            own = self._own_entries(group, prompt_len, end)
+            shared = self.layout.entries_for(group, end) - own
+            if group.window is not None:
+                spanned = blocks_spanned(self.layout, group.window)
+                own, shared = min(own, spanned), min(shared, spanned)
+            if own:
+                most = min(most, (pool.num_blocks - shared) // own)
+        return most
+
+    def _own_entries(self, group: KVGroup, prompt_len: int, end: int) -> int:
+        """Of a sample computed up to `end`: what it has beside the prompt's full blocks. A state is never shared."""
+        shared = 0 if group.is_state else (prompt_len - 1) // self.layout.block_size
+        return self.layout.entries_for(group, end) - shared
+
     def _blocks_ahead(self, group: KVGroup, num_entries: int, first_held: int, end: int, max_chunk: int) -> int:
         """A window gives blocks back as it moves on, so it never takes more than it spans while a chunk is computed."""
         ahead = self.layout.entries_for(group, end) - num_entries

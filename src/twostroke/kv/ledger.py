@@ -19,13 +19,14 @@ from twostroke.core.step import BlockCopy, BlockGrant, Step
 from twostroke.core.timing import PrefixBreak
 from twostroke.kv.block_map import BlockRun, group_runs, slot_runs
 from twostroke.kv.block_pool import BlockPool
+from twostroke.kv.eviction import eviction
 from twostroke.kv.handing import Handing
 from twostroke.kv.holding import Holding, LookAhead, max_total_tokens, num_shared
 from twostroke.kv.matching import PrefixMatch, PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import Digest, PrefixIndex
 from twostroke.kv.prefix_memory import PrefixMemory
-from twostroke.kv.recall import kept_behind, recalled
+from twostroke.kv.recall import coming_back, recalled
 from twostroke.kv.snapshots import SNAPSHOT_TOKENS, Snapshots
 from twostroke.kv.tiers.tiers import KVTiers
 
@@ -74,20 +75,8 @@ class KVLedger:
         return Handing(self.layout, self.index, self._chains, self._matcher, self.tiers, self.tiers.peers)
 
     def _evicted(self, number: int) -> Callable[[int], None]:
-        """Told of blocks whose space is needed. It knows no ledger: a cycle of references would wait for the
-        collector."""
-        index, tiers = self.index, self.tiers
         memory = None if self.layout.groups[number].is_state else self._memory
-
-        def on_evict(block: int) -> None:
-            if (entry := index.entry_of(number, block)) is not None:
-                if memory is not None:
-                    memory.lost(entry.node)
-                if tiers is not None:
-                    tiers.offer(entry.node, number, block)
-            index.remove(number, block)
-
-        return on_evict
+        return eviction(self.index, number, memory, self.tiers)
 
     @property
     def max_total_tokens(self) -> int | None:
@@ -368,6 +357,14 @@ class KVLedger:
         blocks left. All 0: it fits."""
         return self._ahead.shortage(match, end, max_chunk, spare)
 
+    def samples_ahead(self, prompt_len: int, end: int, number: int) -> list[int]:
+        """One a group: blocks that so many more samples of a prompt take up to `end`, beside what they share."""
+        return self._ahead.samples_ahead(prompt_len, end, number)
+
+    def most_samples(self, prompt_len: int, end: int) -> int:
+        """Of one prompt, how many fit at a time up to `end`, if nobody else is there."""
+        return self._ahead.most_samples(prompt_len, end)
+
     def num_shared(self, sequence: Sequence) -> int:
         """Of a running sequence's tokens, those at the beginning whose blocks others hold, too, in every group, as far
         as its last snapshot: if it loses its own, these stay."""
@@ -380,14 +377,10 @@ class KVLedger:
     def num_coming_back(self, sequence: Sequence) -> tuple[int, float]:
         """Of a running sequence's tokens, those that need not be computed again if it loses its blocks: what others
         hold, too, and behind that what tiers hold; and the predicted seconds to load the latter, if that pays."""
-        shared, block_size = self.num_shared(sequence), self.layout.block_size
+        shared = self.num_shared(sequence)
         if self.tiers is None or self.states is not None:
             return shared, 0.0
-        num_blocks, load_s = kept_behind(self.tiers, self._chains.of(sequence), shared // block_size)
-        num_tokens = min(num_blocks * block_size, len(sequence.tokens) - 1 - shared)
-        if num_tokens <= 0 or not self.tiers.worth.loads(shared, num_tokens, load_s):
-            return shared, 0.0
-        return shared + num_tokens, load_s
+        return coming_back(self.tiers, sequence, self._chains.of(sequence), shared, self.layout.block_size)
 
     # Looking on
 

@@ -69,6 +69,17 @@ def kept_behind(tiers: KVTiers, chain: Series[PrefixNode], num_blocks: int) -> t
     return place - 1 - num_blocks, tiers.worth.disk_seconds(fetched) + loaded / tiers.blocks.load_bytes_per_s
 
 
+def coming_back(
+    tiers: KVTiers, sequence: Sequence, chain: Series[PrefixNode], num_shared: int, block_size: int
+) -> tuple[int, float]:
+    """See `KVLedger.num_coming_back`. `num_shared`: its tokens that others hold, too."""
+    num_blocks, load_s = kept_behind(tiers, chain, num_shared // block_size)
+    num_tokens = min(num_blocks * block_size, len(sequence.tokens) - 1 - num_shared)
+    if num_tokens <= 0 or not tiers.worth.loads(num_shared, num_tokens, load_s):
+        return num_shared, 0.0
+    return num_shared + num_tokens, load_s
+
+
 def tier_tokens(match: PrefixMatch, block_size: int) -> TierTokens:
     """Of a match, the tokens by the tier that they come from: a block counts where its slowest part was."""
     blocks = {load.place: "" for load in match.loads}

@@ -41,6 +41,8 @@ class Checkpoint:
     """What a folder's config says of its quantised weights; None: it says nothing of any."""
     kv_scales: KVScales | None = None
     """What a quantised folder has for KV in 8 bits."""
+    unnamed_experts: frozenset[WeightKind] = frozenset()
+    """What experts of a quantised folder are in, where they are floats of which its config says nothing."""
     pooling: Pooling | None = None
     """How a vector is made of its last states; None: it writes tokens."""
 

@@ -1,22 +1,39 @@
-"""What some models have and not every backend computes: which backend computes what, and the sentence that it declines
-by. Knows declarations alone: a plan asks here, too."""
+"""What some models have and not every backend computes: which field of a spec asks for it, which backend computes what,
+and the sentence that it declines by. Knows declarations alone: a plan asks here, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from typing import Any
 
+from twostroke.models.rope_spec import (
+    FrequencyDivisors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    RopeSpec,
+    YarnScaling,
+)
 from twostroke.models.spec import (
-    PLAIN_ROUTING,
+    ClampedGate,
     DenseMlp,
+    GatedDeltaNet,
     GroupedAttention,
     LatentAttention,
+    LayerInput,
     LayerSpec,
+    LearntPlaces,
     Mamba2,
-    Mlp,
     ModelSpec,
     MoeSpec,
-    Recurrent,
+    NormPart,
+    QueryGrowth,
+    Routing,
+    ShortConvolution,
+    WideNorms,
 )
 
 LAYERS_DIFFER = "its layers differ in their norms, or in the shape of what they keep, and this backend has one for all"
@@ -47,15 +64,142 @@ class Feature(Enum):
     VECTORS = "it gives no vectors"
     BOTH_WAYS = "its tokens see only those before them"
     ENCODER = "it has no encoders, whose positions are looked up and whose norms stand behind their blocks"
+    PARTS = "it computes whole models, not the part of one that a rank holds"
 
 
 EVERYTHING = frozenset(Feature)
+_CPU_AND_CUDA = frozenset(
+    {
+        Feature.STATES,
+        Feature.LATENT,
+        Feature.SINKS,
+        Feature.GROWTH,
+        Feature.OUTPUT_GATE,
+        Feature.NO_ROPE,
+        Feature.ONE_BLOCK,
+        Feature.PLAIN_MLP,
+        Feature.SHARED_EXPERTS,
+        Feature.ROUTING,
+        Feature.EXPERT_BIASES,
+        Feature.SHARED_KV,
+        Feature.OWN_VALUES,
+        Feature.WIDE_NORMS,
+        Feature.LATE_NORMS,
+        Feature.LAYER_INPUTS,
+        Feature.OUTPUT_NORMS,
+        Feature.NORMED_EXPERTS,
+        Feature.VECTORS,
+        Feature.BOTH_WAYS,
+        Feature.ENCODER,
+    }
+)
 COMPUTED: dict[str, frozenset[Feature]] = {
-    "reference": EVERYTHING,
-    "cpu": EVERYTHING,
-    "cuda": EVERYTHING - {Feature.RANK_NORMS},
+    "reference": EVERYTHING,  # what is new is computed here first
+    "cpu": _CPU_AND_CUDA | {Feature.RANK_NORMS, Feature.PARTS},
+    "cuda": _CPU_AND_CUDA,
 }
-"""By backend. What sizes it takes is its own to say."""
+"""By backend, by name: a Feature that is new is declined until a backend is said to have learnt it. What sizes it takes
+is its own to say."""
+
+ASKED_BY: Mapping[type, Mapping[str, Feature]] = {
+    ModelSpec: {
+        "has_output": Feature.VECTORS,
+        "places": Feature.ENCODER,
+        "head_rows": Feature.PARTS,
+    },
+    LayerSpec: {
+        "attention": Feature.ONE_BLOCK,
+        "mlp": Feature.ONE_BLOCK,
+        "layer_input": Feature.LAYER_INPUTS,
+        "has_scale": Feature.LAYER_INPUTS,
+        "input_norms": Feature.OUTPUT_NORMS,
+        "norms_after": Feature.ENCODER,
+    },
+    GroupedAttention: {
+        "has_sinks": Feature.SINKS,
+        "growth": Feature.GROWTH,
+        "output_gate": Feature.OUTPUT_GATE,
+        "shares_kv_of": Feature.SHARED_KV,
+        "value_norm": Feature.OWN_VALUES,
+        "keys_are_values": Feature.OWN_VALUES,
+        "norm_spans_heads": Feature.WIDE_NORMS,
+        "wide_norms": Feature.RANK_NORMS,
+        "norms_rotated": Feature.LATE_NORMS,
+        "is_causal": Feature.BOTH_WAYS,
+    },
+    LatentAttention: {"growth": Feature.GROWTH},
+    RopeSpec: {"dim": Feature.NO_ROPE},
+    Mamba2: {"norm_part": Feature.RANK_NORMS},
+    DenseMlp: {"is_gated": Feature.PLAIN_MLP, "squared_relu": Feature.PLAIN_MLP},
+    MoeSpec: {
+        "is_gated": Feature.PLAIN_MLP,
+        "squared_relu": Feature.PLAIN_MLP,
+        "has_own_norms": Feature.NORMED_EXPERTS,
+        "shared": Feature.SHARED_EXPERTS,
+        "shared_gate": Feature.SHARED_EXPERTS,
+        "router_bias": Feature.ROUTING,
+        "has_bias": Feature.EXPERT_BIASES,
+        "clamp": Feature.EXPERT_BIASES,
+        "held": Feature.PARTS,
+    },
+    Routing: {
+        "scoring": Feature.ROUTING,
+        "has_correction": Feature.ROUTING,
+        "num_groups": Feature.ROUTING,
+        "groups_per_token": Feature.ROUTING,
+        "ranked_by": Feature.ROUTING,
+        "share_scale": Feature.ROUTING,
+    },
+}
+"""What a field asks of a backend where its value is not the plain one: its default or, of a field without a default,
+anything but None and 0."""
+KINDS: Mapping[type, Feature | None] = {
+    GroupedAttention: None,
+    LatentAttention: Feature.LATENT,
+    ShortConvolution: Feature.STATES,
+    GatedDeltaNet: Feature.STATES,
+    Mamba2: Feature.STATES,
+}
+"""What a kind of attention asks as such."""
+BY_RULE: Mapping[type, str] = {
+    ModelSpec: "final_norm_bias head_bias",
+    LayerSpec: "is_parallel norm_bias",
+    DenseMlp: "has_bias clamp is_exact",
+    RopeSpec: "pairs_neighbours",
+}
+"""Fields that a rule reads: one of `uncomputed`, for all backends, or one of a backend that declines it in its own
+words."""
+BY_ALL: Mapping[type, str] = {
+    ModelSpec: (
+        "family vocab_size hidden_size max_context layers norm_eps logits_softcap embedding_scale "
+        "tied_embeddings final_norm_scale has_final_norm"
+    ),
+    LearntPlaces: "num_positions first_position num_texts",
+    LayerSpec: "sandwich_norms",
+    GroupedAttention: "num_heads num_kv_heads head_dim rope window own_scale softcap qkv_bias output_bias qk_norm",
+    LatentAttention: "num_heads rank plain_dim rotated_dim value_dim rope query_rank own_scale norm_eps",
+    QueryGrowth: "beta context",
+    WideNorms: "query_width kv_width counts_keys",
+    RopeSpec: "theta scaling",
+    Llama3Scaling: "factor low_frequency_factor high_frequency_factor original_max_context",
+    LinearScaling: "factor",
+    LongRopeScaling: "short_factors long_factors original_max_context attention_factor",
+    FrequencyDivisors: "divisors",
+    YarnScaling: "factor original_max_context attention_factor fast_turns slow_turns truncates",
+    ProportionalScaling: "rotated_pairs factor",
+    ShortConvolution: "channels taps",
+    GatedDeltaNet: "num_key_heads num_value_heads key_dim value_dim taps tiled",
+    Mamba2: "num_heads head_dim state_size num_groups taps conv_bias norm_groups shortest_step longest_step norm_eps",
+    NormPart: "group num_groups width",
+    LayerInput: "width activation",
+    DenseMlp: "intermediate_size activation",
+    MoeSpec: (
+        "num_experts experts_per_token expert_intermediate_size normalise_weights activation routing latent_size"
+    ),
+    ClampedGate: "limit alpha",
+}
+"""Fields that every backend computes, whatever they say, but for sizes, which it declines in its own words. The parts
+that they hold have tables of their own."""
 ABSORBS_CONTEXT = frozenset({"cuda"})
 """Backends whose chunks bring queries to the latents that lie before them. Others make keys and values of those, as all
 do of a chunk's own."""
@@ -82,6 +226,8 @@ KEPT_ON_CARDS = frozenset(
     ]
 )
 """Kinds of weights that the cuda backend keeps as files have them. It brings others to 16 bits."""
+MADE_ON_CARDS = ("fp8", "int4", "q8_0", "q4_1")
+"""Kinds that it brings floats to as it loads them, and no others."""
 
 
 def uncomputed(spec: ModelSpec, backend: str) -> str | None:
@@ -90,10 +236,9 @@ def uncomputed(spec: ModelSpec, backend: str) -> str | None:
     learnt = COMPUTED[backend]
     if spec.final_norm_bias or spec.head_bias:
         return "it has no biases on the last norm and the output head"
-    if not spec.has_output and Feature.VECTORS not in learnt:
-        return Feature.VECTORS.value
-    if spec.places is not None and Feature.ENCODER not in learnt:
-        return Feature.ENCODER.value
+    own = next((feature for feature in _asked_by(spec) if feature not in learnt), None)
+    if own is not None:
+        return own.value
     reasons = (_uncomputed_layer(layer, learnt) for layer in dict.fromkeys(spec.layers))
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -111,62 +256,20 @@ def _uncomputed_layer(layer: LayerSpec, learnt: frozenset[Feature]) -> str | Non
     return None
 
 
-def features_of(layer: LayerSpec) -> Iterator[Feature]:
-    attention, mlp = layer.attention, layer.mlp
-    if isinstance(attention, Recurrent):
-        yield Feature.STATES
-    if isinstance(attention, Mamba2) and attention.norm_part is not None:
-        yield Feature.RANK_NORMS
-    if attention is None or mlp is None:
-        yield Feature.ONE_BLOCK
-    if isinstance(attention, LatentAttention):
-        yield Feature.LATENT
-    if isinstance(attention, GroupedAttention):
-        yield from _features_of_grouped(attention)
-    if layer.layer_input is not None or layer.has_scale:
-        yield Feature.LAYER_INPUTS
-    if not layer.input_norms:
-        yield Feature.OUTPUT_NORMS
-    if layer.norms_after and layer.norm_bias:
-        yield Feature.ENCODER
-    elif not all(one.is_gated and not one.squared_relu for one in _mlps_of(mlp)):
-        yield Feature.PLAIN_MLP
-    if isinstance(mlp, MoeSpec):
-        if mlp.has_own_norms:
-            yield Feature.NORMED_EXPERTS
-        if mlp.shared is not None:
-            yield Feature.SHARED_EXPERTS
-        if mlp.router_bias or mlp.routing != PLAIN_ROUTING:
-            yield Feature.ROUTING
-        if mlp.has_bias or mlp.clamp is not None:
-            yield Feature.EXPERT_BIASES
+def features_of(part: Any) -> Iterator[Feature]:
+    """Of a layer, or of a part of one, and of the parts in it."""
+    if (kind := KINDS.get(type(part))) is not None:
+        yield kind
+    yield from _asked_by(part)
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if is_dataclass(value):
+            yield from features_of(value)
 
 
-def _features_of_grouped(attention: GroupedAttention) -> Iterator[Feature]:
-    if attention.has_sinks:
-        yield Feature.SINKS
-    if attention.growth is not None:
-        yield Feature.GROWTH
-    if attention.output_gate:
-        yield Feature.OUTPUT_GATE
-    if attention.rope.dim == 0:
-        yield Feature.NO_ROPE
-    if attention.shares_kv_of is not None:
-        yield Feature.SHARED_KV
-    if attention.value_norm or attention.keys_are_values:
-        yield Feature.OWN_VALUES
-    if attention.norm_spans_heads:
-        yield Feature.WIDE_NORMS
-    if attention.wide_norms is not None:
-        yield Feature.RANK_NORMS
-    if attention.norms_rotated:
-        yield Feature.LATE_NORMS
-    if not attention.is_causal:
-        yield Feature.BOTH_WAYS
-
-
-def _mlps_of(mlp: Mlp | None) -> tuple[DenseMlp, ...]:
-    """Itself, or one expert and the MLP beside the experts."""
-    if isinstance(mlp, MoeSpec):
-        return (mlp.expert,) if mlp.shared is None else (mlp.expert, mlp.shared)
-    return () if mlp is None else (mlp,)
+def _asked_by(part: Any) -> Iterator[Feature]:
+    asked = ASKED_BY.get(type(part), {})
+    for field in fields(part):
+        value, plain = getattr(part, field.name), field.default
+        if field.name in asked and (not value if plain is MISSING else value != plain):
+            yield asked[field.name]

@@ -19,9 +19,8 @@ from twostroke.models.quantised.methods import BESIDE_CONFIG, read_method, read_
 from twostroke.models.quantised.scheme import Quantisation, Role
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.gguf import open_gguf
-from twostroke.models.weights.quantised_folder import Folder, KVScales
+from twostroke.models.weights.quantised_folder import Folder, FolderTensors
 from twostroke.models.weights.safetensors import open_folder, read_folder, weight_files
-from twostroke.models.weights.tensor import WeightTensor
 
 _ROLES = {"output": Role.HEAD, "embedding": Role.EMBEDDING, "layer_embedding": Role.EMBEDDING, "router": Role.ROUTER}
 
@@ -56,15 +55,24 @@ def _load_folder(path: Path, name: str) -> Checkpoint:
     names = family.hf_names
     if found is not None:
         spec, names = found.spec, bare_names(names, read_folder(path))
-    quantisation, kv_scales = folder_quantisation(path), None
-    if quantisation is None:
-        stored = open_folder(path, None if found is None else {})  # encoders may carry their positions' numbers
+    if (quantisation := folder_quantisation(path)) is not None:
+        stored, kv_scales, unnamed = _quantised_tensors(path, quantisation, names, spec)
     else:
-        stored, kv_scales = _quantised_tensors(path, quantisation, names, spec)
+        stored = open_folder(path, None if found is None else {})  # encoders may carry their positions' numbers
+        kv_scales, unnamed = None, frozenset()
     tensors = canonical_tensors(str(path), stored, names, spec)
     files = FileTensors(tensors, (path / "config.json", *weight_files(path), *(() if found is None else found.files)))
     pooling = None if found is None else found.pooling(str(path), stored)
-    return Checkpoint(name, path, spec, files, quantisation=quantisation, kv_scales=kv_scales, pooling=pooling)
+    return Checkpoint(
+        name,
+        path,
+        spec,
+        files,
+        quantisation=quantisation,
+        kv_scales=kv_scales,
+        unnamed_experts=unnamed,
+        pooling=pooling,
+    )
 
 
 def folder_quantisation(folder: Path) -> Quantisation | None:
@@ -82,9 +90,7 @@ def folder_quantisation(folder: Path) -> Quantisation | None:
     return None
 
 
-def _quantised_tensors(
-    path: Path, quantisation: Quantisation, names: TensorNames, spec: ModelSpec
-) -> tuple[dict[str, WeightTensor], KVScales | None]:
+def _quantised_tensors(path: Path, quantisation: Quantisation, names: TensorNames, spec: ModelSpec) -> FolderTensors:
     def is_unused(stored_name: str) -> bool:
         return is_left_out(stored_name, names, spec)
 

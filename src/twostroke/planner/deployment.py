@@ -25,6 +25,11 @@ DEVICES_A_MACHINE = 8
 IN_BF16 = Formats.of("bf16")
 
 
+def kept_in(stored: str) -> str:
+    """The name of a kind of stored weights, as WEIGHT_FORMATS has it where it is there."""
+    return stored.lower().removesuffix("_parts")
+
+
 @dataclass(frozen=True)
 class Deployment:
     """Immutable; its weights' bits come from `formats`, or from `own_shape`, the shape of files that are there."""
@@ -33,6 +38,8 @@ class Deployment:
     dimensions: Dimensions
     device: Device
     formats: Formats = IN_BF16
+    is_made: bool = False
+    """Whether floats are brought to `formats.weights` as they are loaded. Else files have them so."""
     tensor_parallel: int = 1
     """Devices that hold a part of every matrix each."""
     pipeline_parallel: int = 1
@@ -84,7 +91,7 @@ class Deployment:
     def kept(self) -> str:
         """What most of the weights are in: of files that are there as they have it."""
         stored = self.formats.stored if self.own_shape is not None else None
-        return self.formats.weights if stored is None else stored.lower().removesuffix("_parts")
+        return self.formats.weights if stored is None else kept_in(stored)
 
     @property
     def arithmetic(self) -> str:
@@ -120,7 +127,8 @@ class Deployment:
         return replace(shape, kv_groups=groups, decode_weights=decode_weights or shape.decode_weights)
 
     def lane_shape(self, *, alone: bool = False) -> ModelShape:
-        """What one lane computes: all layers, and of the experts its group's part, which tokens of all groups meet.
+        """What one lane computes: all layers, and of the experts its group's part, which tokens of all groups meet. Its
+        parameters are those that its devices hold.
         `alone`: tokens of one group, with the arithmetic of its experts done by all of them."""
         shape, groups = self.shape, self.expert_parallel
         if shape.experts is None or groups == 1:
@@ -131,6 +139,7 @@ class Deployment:
             num_parts=groups,
             busy_groups=1 if alone else groups,
         )
+        shape = replace(shape, num_parameters=shape.num_parameters - experts.matmul_parameters * (groups - 1) // groups)
         if not alone:
             return replace(shape, experts=experts)
         part = replace(experts, matmul_parameters=experts.matmul_parameters // groups)

@@ -75,11 +75,11 @@ class Recorded:
     form: FormFactors = PLAIN
     """Of the weights, where they are in few bits."""
 
-    def coefficients(self, shape: ModelShape) -> Coefficients:
-        return _coefficients(self, *_sizes(shape))
+    def coefficients(self, shape: ModelShape, ceilings: Ceilings) -> Coefficients:
+        return _coefficients(self, *_sizes(shape), ceilings.read_bytes_per_s)
 
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
-        return StepTerms(shape, ceilings).seconds(work, _factors(self, *_sizes(shape)))
+        return StepTerms(shape, ceilings).seconds(work, _factors(self, *_sizes(shape), ceilings.read_bytes_per_s))
 
     def newcomer_seconds(self, prompt_tokens: int) -> float:
         return self.newcomer_s
@@ -93,18 +93,22 @@ def _sizes(shape: ModelShape) -> tuple[int, float | None, int]:
 
 
 @lru_cache(maxsize=64)
-def _factors(recorded: Recorded, num_layers: int, in_experts: float | None, num_parameters: int) -> tuple[float, ...]:
+def _factors(
+    recorded: Recorded, num_layers: int, in_experts: float | None, num_parameters: int, read_bytes_per_s: float
+) -> tuple[float, ...]:
     """A search or a simulation asks for many thousands of steps."""
-    return _coefficients(recorded, num_layers, in_experts, num_parameters).factors
+    return _coefficients(recorded, num_layers, in_experts, num_parameters, read_bytes_per_s).factors
 
 
-def _coefficients(recorded: Recorded, num_layers: int, in_experts: float | None, num_parameters: int) -> Coefficients:
+def _coefficients(
+    recorded: Recorded, num_layers: int, in_experts: float | None, num_parameters: int, read_bytes_per_s: float
+) -> Coefficients:
     form = recorded.form
     expert_layer_s = 0.0 if in_experts is None else recorded.expert_layer_s + form.expert_layer_s
     share = in_experts or 0.0
     return Coefficients(
         step_s=num_layers * (recorded.layer_s + expert_layer_s),
-        prefill_s=form.unpacking_s * num_parameters / 1e9,
+        prefill_s=form.unpacking_bytes * num_parameters / read_bytes_per_s,
         weights_alone=recorded.weights_alone * form.weights,
         weights=recorded.weights * form.weights,
         # So that a step bound by arithmetic costs its arithmetic alone, and no more for being cut in two.

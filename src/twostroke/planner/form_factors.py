@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GPU_FLOATS = ("bf16", "f16", "f32")
+from twostroke.core.formats import GPU_FLOATS
+
+IN_16_BITS = (*GPU_FLOATS, "f32")
+"""Weights as they are planned; those in 32 bits are brought to 16 as they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormFactors:
     weights: float = 1.0
     """Times the seconds that reading as many bytes of 16-bit weights takes."""
-    unpacking_s: float = 0.0
-    """Of a billion parameters, in each step that holds a prompt: they are brought to 16 bits there."""
+    unpacking_bytes: float = 0.0
+    """Of a parameter, in each step that holds a prompt, where it is brought to 16 bits: what memory could move in that
+    time. Unpacking reads few bits, writes sixteen and computes little, so it is taken to go with memory bandwidth, and
+    devices that share a matrix share it."""
     expert_layer_s: float = 0.0
     """Of a layer with experts, on top of what it takes with experts in 16 bits."""
     expert_matmul: float = 1.0
@@ -22,13 +27,13 @@ class FormFactors:
 
 PLAIN = FormFactors()
 DENSE = {
-    "fp8": FormFactors(weights=1.097, unpacking_s=0.155e-3),
-    "int4": FormFactors(weights=1.256, unpacking_s=0.95e-3),
-    "q4_k": FormFactors(weights=2.24, unpacking_s=0.96e-3),
+    "fp8": FormFactors(weights=1.097, unpacking_bytes=0.744),
+    "int4": FormFactors(weights=1.256, unpacking_bytes=4.56),
+    "q4_k": FormFactors(weights=2.24, unpacking_bytes=4.608),
 }
 WITH_EXPERTS = {
-    "fp8": FormFactors(unpacking_s=0.052e-3, expert_layer_s=26e-6, expert_matmul=2.0),
-    "mxfp4": FormFactors(unpacking_s=0.29e-3, expert_layer_s=27e-6),
+    "fp8": FormFactors(unpacking_bytes=0.25, expert_layer_s=26e-6, expert_matmul=2.0),
+    "mxfp4": FormFactors(unpacking_bytes=1.392, expert_layer_s=27e-6),
 }
 """`python -m bench.plan_error` prints each figure beside what these predict."""
 RECORD = "bench/results/cuda-forms.txt"
@@ -38,7 +43,7 @@ ALIKE = {"int8": "fp8", "nvfp4": "int4", "mxfp4": "int4"}
 
 def form_factors(weights: str, *, has_experts: bool) -> tuple[FormFactors, str | None]:
     """With a word on how little is known, where it is not all measured."""
-    if weights in GPU_FLOATS:
+    if weights in IN_16_BITS:
         return PLAIN, None
     measured = WITH_EXPERTS if has_experts else DENSE
     if (found := measured.get(weights)) is not None:
@@ -48,5 +53,5 @@ def form_factors(weights: str, *, has_experts: bool) -> tuple[FormFactors, str |
     factors = DENSE[like]
     if has_experts:
         most = max(one.expert_layer_s for one in WITH_EXPERTS.values())
-        factors = FormFactors(factors.weights, factors.unpacking_s, most)
+        factors = FormFactors(factors.weights, factors.unpacking_bytes, most)
     return factors, f"{of_what} was not measured: it is taken to be like {like} ({RECORD})"

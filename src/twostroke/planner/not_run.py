@@ -4,11 +4,9 @@ format, and a reader should know which of them is arithmetic alone."""
 from __future__ import annotations
 
 from twostroke.core.formats import GPU_FLOATS
-from twostroke.models.features import KEPT_ON_CARDS, uncomputed
+from twostroke.models.features import KEPT_ON_CARDS, MADE_ON_CARDS, uncomputed
 from twostroke.planner.deployment import Deployment
-
-GPU_WEIGHTS = (*GPU_FLOATS, "f32")
-"""What may be planned as held: weights in 32 bits are brought to 16 as they are loaded."""
+from twostroke.planner.form_factors import IN_16_BITS
 
 GPU_KV_OF_ONE_BYTE = ("fp8", "int8")
 
@@ -24,10 +22,19 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     if (lacking := uncomputed(deployment.dimensions.spec, "cuda")) is not None:
         reasons.append(f"on a GPU this engine does not run this model: its cuda backend says that {lacking}")
     kept, kv = deployment.kept, deployment.formats.kv
-    if kept not in GPU_WEIGHTS and kept not in KEPT_ON_CARDS:
-        reasons.append(f"on a GPU this engine brings {kept} to 16 bits: {kept} is planned, not run")
+    if (declined := _declined_weights(kept, is_made=deployment.is_made)) is not None:
+        reasons.append(f"{declined}: {kept} is planned, not run")
     if kv not in (*GPU_FLOATS, *GPU_KV_OF_ONE_BYTE):
         reasons.append(f"on a GPU this engine keeps KV in 16 or 8 bits: {kv} is planned, not run")
     if deployment.devices_per_copy > 1:
         reasons.append(f"this engine runs a model on one device: {deployment.devices_per_copy} are planned, not run")
     return tuple(reasons)
+
+
+def _declined_weights(kept: str, *, is_made: bool) -> str | None:
+    if kept in IN_16_BITS:
+        return None
+    if is_made and kept not in MADE_ON_CARDS:
+        also = f", and keeps {kept} only where files have it" if kept in KEPT_ON_CARDS else ""
+        return f"on a GPU this engine brings weights to {', '.join(MADE_ON_CARDS)} as it loads them{also}"
+    return None if kept in KEPT_ON_CARDS else f"on a GPU this engine brings {kept} to 16 bits"

@@ -118,6 +118,10 @@ class Admission:
         return own_s, own
 
     @property
+    def num_slots(self) -> int:
+        return self._config.running_limit
+
+    @property
     def num_free_slots(self) -> int:
         return self._config.running_limit - len(self.running)
 
@@ -162,7 +166,7 @@ class Admission:
 
     def fitting(self, head: Sequence) -> Candidate | None:
         """The same, if streams keep their gaps with it, there is KV for it, and it need not wait for the disk."""
-        if self.gaps.holds(head, self.running, self.waits.now_s):
+        if self.gaps.holds(head, self.running, self.waits.now_s, self.waiting):
             self.waits.reason = Wait.GAPS
             return None
         match = self._ledger.match(head)
@@ -185,12 +189,16 @@ class Admission:
             self.waits.refuse(head, short)
         return any(short)
 
-    def shortage(self, newcomer: Sequence, match: PrefixMatch) -> tuple[int, ...]:
-        """Blocks of each group that are missing to let it in."""
+    def shortage(self, newcomer: Sequence, match: PrefixMatch, num_samples: int = 1) -> tuple[int, ...]:
+        """Blocks of each group that are missing to let it in, or all of its samples."""
         if not len(self.running):  # alone, it always may: it fits, if need be by chunks as small as the room
             return ()
         target = min(len(newcomer.tokens) + 1, newcomer.max_total_tokens - 1)
-        return self._ledger.shortage(match, target, self._config.chunk_limit, self._spare_blocks(newcomer))
+        spare = self._spare_blocks(newcomer, num_samples)
+        if num_samples > 1:
+            more = self._ledger.samples_ahead(newcomer.prompt_len, target, num_samples - 1)
+            spare = [left + blocks for left, blocks in zip(spare, more, strict=True)]
+        return self._ledger.shortage(match, target, self._config.chunk_limit, spare)
 
     def admit(self, plan: StepPlan, candidate: Candidate) -> None:
         """Let it in: it is given its matched blocks and a row, and no work yet."""
@@ -261,10 +269,10 @@ class Admission:
         first = self._first_samples.get(sequence.seq_id)
         return first is None or first.num_output > 0 or first.is_finished
 
-    def _spare_blocks(self, newcomer: Sequence) -> list[int]:
+    def _spare_blocks(self, newcomer: Sequence, num_samples: int) -> list[int]:
         """One a group: what must be left free beside a newcomer: what running prefills still have to take, and what
-        all streams, it among them, are expected to grow by; the watermark at least."""
-        growth = self._ledger.layout.blocks_for(self._expected_growth(newcomer))
+        all streams, its own among them, are expected to grow by; the watermark at least."""
+        growth = self._ledger.layout.blocks_for(self._expected_growth(newcomer, num_samples))
         grows = [group.window is None and not group.is_state for group in self._ledger.layout.groups]
         spare = [max(mark, growth * grow) for mark, grow in zip(self._watermarks, grows, strict=True)]
         for sequence in self.running:
@@ -274,13 +282,14 @@ class Admission:
                 spare = [left + more for left, more in zip(spare, ahead, strict=True)]
         return spare
 
-    def _expected_growth(self, newcomer: Sequence) -> int:
+    def _expected_growth(self, newcomer: Sequence, num_samples: int) -> int:
         """Tokens that answers will add to KV at most, if nobody else comes. 0: not known."""
         streams = []
         for sequence in (*self.running, newcomer):
             if not self.num_preemptions and not self._lengths.knows(_level_of(sequence)):
                 return 0
             streams.append((len(sequence.tokens) - sequence.timing.cached_tokens, self.more_tokens(sequence)))
+        streams += [(0, streams[-1][1])] * (num_samples - 1)  # what they give back is sample 0's, too
         return peak_growth(streams)
 
     def more_tokens(self, sequence: Sequence) -> int:
@@ -303,13 +312,19 @@ class Admission:
         if not len(self.waiting) or not (self.is_taken or self.gaps.may_hold):
             return None
         head = self.waiting.first(self._is_eligible, self.waits.now_s)
-        if head is None or not (self.is_taken or self.gaps.holds(head, self.running, self.waits.now_s)):
+        if head is None or not (self.is_taken or self.gaps.holds(head, self.running, self.waits.now_s, self.waiting)):
             return None
         return self.who_makes_way_for(head)
 
     def who_makes_way_for(self, head: Sequence) -> Sequence | None:
         """If it were first in line, and found no slot."""
         return self._shares.who_gives_way(head, reversed(self.running)) if self._policy.calls_take_turns else None
+
+    def num_making_way_for(self, head: Sequence, number: int) -> int:
+        """Of so many slots that it and its siblings want one after another, those that others would give them."""
+        if self.who_makes_way_for(head) is None:
+            return 0
+        return self._shares.num_giving_way(head, number)
 
     def make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
         """Blocks for `sequence` up to `end`, if need be by preempting younger ones. False: only older ones, or such as

@@ -23,6 +23,15 @@ class DecodePlanner:
         self._max_drafts = max_drafts
         self.drafting = drafting
 
+    def steady_streams(self) -> list[Sequence]:
+        """See `Scheduler.steady_streams`."""
+        may_join = len(self._admission.waiting) > 0 and not self._admission.is_taken
+        if may_join or self._admission.who_gives_way() is not None:
+            return []
+        streams = list(self._admission.running)
+        ready = [one for one in streams if one.prefill_len <= one.next_position < one.max_total_tokens - 1]
+        return streams if len(ready) == len(streams) else []
+
     def fill(self, plan: StepPlan) -> None:
         """A slot for every stream that may still grow, the oldest first: preemption takes the youngest, so it never
         takes one that already has a slot in this step. Those that still read are noted for the prefill planner.

@@ -44,9 +44,11 @@ class RecentMean:
 
 
 class Forecast:
-    def __init__(self, step_seconds: StepSeconds | None = None) -> None:
-        """`step_seconds`: what a step should take, as `StepCost.seconds` says it; it may learn meanwhile."""
+    def __init__(self, step_seconds: StepSeconds | None = None, is_trusted: Callable[[], bool] | None = None) -> None:
+        """`step_seconds`: what a step should take, as `StepCost.seconds` says it; it may learn meanwhile. `is_trusted`:
+        whether it has learnt enough to refuse somebody by it; None: always."""
         self.step_seconds = step_seconds or nominal_seconds
+        self._is_trusted = is_trusted
         self.stretch = 1.0
         """Seconds of a step that reads beside the present streams, for each second of reading; 1: nobody writes."""
         self.step_s = RecentMean(0.0)
@@ -59,6 +61,13 @@ class Forecast:
         self._reading_s: dict[int, tuple[int, int, float]] = {}  # by sequence id: from where, to where, seconds
         self._num_cached: dict[int, int] = {}  # by sequence id: tokens that will not have to be read
         self._growth: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=GROWTH_SAMPLES)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether somebody may be refused by it. In doubt whoever comes is let in: only from what runs it learns."""
+        if self.step_seconds is nominal_seconds:
+            return False
+        return self._is_trusted is None or self._is_trusted()
 
     # Reading
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import inf
 
 from twostroke.core.sequence import Sequence
@@ -20,6 +21,10 @@ from twostroke.scheduling.promises import Promises
 
 STEPS_TO_JOIN = 2
 """Behind the end of a stream, until another has its first token in its place: the step in flight, and its own."""
+IN_HAND = 0.1
+"""Of what a first token was promised in, what is kept in hand: predictions are off."""
+MOST_BEHIND = 16
+"""Of those that wait behind one that is held, how many are looked at."""
 
 
 class Gaps:
@@ -36,8 +41,11 @@ class Gaps:
         """Whether anybody may ever wait for this: gaps are promised, and what steps cost is known."""
         return self._may_hold and self._forecast.step_seconds is not nominal_seconds
 
-    def holds(self, newcomer: Sequence, running: Iterable[Sequence], now_s: float) -> bool:
-        """Whether it has to wait until some of these have ended."""
+    def holds(
+        self, newcomer: Sequence, running: Iterable[Sequence], now_s: float, waiting: Iterable[Sequence] = ()
+    ) -> bool:
+        """Whether it has to wait until some of these have ended. `waiting`: those that wait with it, about in the order
+        in which they will be read: nobody passes it."""
         if not self.may_hold or not _writes(newcomer):
             return False
         streams = [one for one in running if _writes(one)]
@@ -46,8 +54,11 @@ class Gaps:
         together_s = self._step_s([*streams, newcomer])
         if not streams_fit(together_s, self._tightest_s(streams)):
             return True
-        own_s = self._own_s(newcomer)
-        return not streams_fit(together_s, own_s) and now_s + together_s <= self._waits_until_s(newcomer)
+        if streams_fit(together_s, self._own_s(newcomer)):
+            return False
+        step_s = max(together_s, self._forecast.step_s.value)
+        again_s = now_s + (1 + STEPS_TO_JOIN) * step_s  # it is asked again a step later
+        return again_s <= self._waits_until_s(newcomer) and not self._holds_up(newcomer, waiting, now_s, again_s)
 
     def let_in(self, newcomer: Sequence, running: Iterable[Sequence]) -> None:
         """It joins these."""
@@ -64,6 +75,14 @@ class Gaps:
         """A gap of it with nobody beside it; 0: it has none, or nobody knows."""
         return self._step_s([newcomer]) if self.may_hold and _writes(newcomer) else 0.0
 
+    def most_alike(self, newcomer: Sequence, number: int) -> int:
+        """Of so many like it, those that may write beside each other, if nobody else does."""
+        own_s = self._own_s(newcomer) if self.may_hold and _writes(newcomer) else inf
+        if own_s == inf:
+            return number
+        context, step_seconds = _context(newcomer), self._forecast.step_seconds
+        return most_streams(own_s, number, lambda several: step_seconds(StepWork(contexts=[context] * several)))
+
     def wait_s(
         self,
         newcomer: Sequence,
@@ -71,8 +90,8 @@ class Gaps:
         running: Iterable[Sequence],
         more_tokens: Callable[[Sequence], int],
     ) -> float:
-        """Until so many have ended that a newcomer may write beside the others, if that many go before it: by what each
-        of them will still write, a token a step, as if all had contexts of the same length."""
+        """Until a newcomer may write beside those who are left, if this many go before it: by what each of them will
+        still write, a token a step, as if all had contexts of the same length."""
         if not self.may_hold or not _writes(newcomer):
             return 0.0
         streams = [one for one in running if _writes(one)]
@@ -112,6 +131,17 @@ class Gaps:
         own_s = self._promises.itl_s(newcomer)
         return own_s if own_s < inf and streams_fit(self._step_s([newcomer]), own_s) else inf
 
+    def _holds_up(self, newcomer: Sequence, waiting: Iterable[Sequence], now_s: float, again_s: float) -> bool:
+        """Whether somebody behind it would be late, who is in time now."""
+        before_s = self._forecast.stretch * self._forecast.reading_s(newcomer)
+        behind = (one for one in waiting if one is not newcomer and not one.num_output)
+        for one in islice(behind, MOST_BEHIND):
+            until_s = self._waits_until_s(one) - before_s
+            if now_s <= until_s < again_s:
+                return True
+            before_s += self._forecast.stretch * self._forecast.reading_s(one)
+        return False
+
     def _waits_until_s(self, newcomer: Sequence) -> float:
         """From when on even steps let it in that are long for it: it would break another promise of its own. Where that
         is broken already, or was never given, it waits no longer than anybody whom nothing was promised."""
@@ -119,7 +149,7 @@ class Gaps:
             return -inf  # every moment is a gap
         promise = newcomer.timing.promise
         ttft_s = None if promise is None else promise.ttft_s
-        due_s = newcomer.request.arrival_s + (UNPROMISED_S if ttft_s is None else ttft_s)
+        due_s = newcomer.request.asked_s + (1.0 - IN_HAND) * (UNPROMISED_S if ttft_s is None else ttft_s)
         return self._forecast.last_start_s(newcomer, due_s)
 
     def _step_s(self, streams: Series[Sequence]) -> float:

@@ -4,19 +4,38 @@ changes neither."""
 
 from __future__ import annotations
 
-from twostroke.core.sequence import Sequence
+from twostroke.core.request import Request
+from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.service_level import ServiceLevel
-from twostroke.cost.floor import StepWork
+from twostroke.core.timing import SequenceTiming
+from twostroke.kv.handing import Handing
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.recall import load_seconds
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.forecast import Forecast, nominal_seconds
+from twostroke.scheduling.places import Places
 from twostroke.scheduling.prefill import PrefillPlanner
 from twostroke.scheduling.promises import Promises, refuse_late, refuse_uneven
+from twostroke.scheduling.sent_work import SentWork
 from twostroke.scheduling.staying import Staying, Writer
 
 TOO_SHORT = "it is shorter than a block of KV"
 SOONER_THERE = "a handoff would take longer than to read it where it is written"
+
+
+def samples_of(request: Request, first_seq_id: int, max_total_tokens: int) -> list[Sequence]:
+    """One Sequence a sample, numbered from `first_seq_id` on."""
+    asked = request.sampling.speculation
+    samples = []
+    for sample_index in range(request.sampling.n):
+        timing = SequenceTiming(
+            arrival_s=request.arrival_s,
+            elsewhere_s=0.0 if request.handoff is None else request.handoff.before_s,
+            prompt_tokens=len(request.prompt_token_ids),
+            wants_no_drafts=asked is not None and asked.is_off,
+        )
+        samples.append(Sequence(first_seq_id + sample_index, request, sample_index, max_total_tokens, timing=timing))
+    return samples
 
 
 class Newcomers:
@@ -31,45 +50,80 @@ class Newcomers:
     ) -> None:
         """`staying`: by what it is decided whether a prompt is read for another engine at all; None: each is."""
         self._ledger = ledger
-        self._staying = staying
+        self._staying, self._sent = staying, SentWork()
         self._forecast = forecast
         self._promises = promises
-        self._admission = admission
+        self._gaps = admission.gaps
+        self._places = Places(ledger, forecast, admission)
         self._prefills = prefills
 
-    def promise(self, level: ServiceLevel, samples: list[Sequence]) -> None:
-        """Sample 0 reads the prompt for all, but for what the prefix cache or a tier has of it. Raises PromiseError."""
+    def let_in(self, level: ServiceLevel, samples: list[Sequence]) -> bool:
+        """Promise them what their class does. Whether they wait here: else their prompt is left to another engine,
+        however late it would be here, and they are over. Raises PromiseError for what would be late here, where its
+        class refuses that."""
+        load_s = self._promise(level, samples)
+        if samples[0].request.lease_id and (why := self._stays(samples[0])) is not None:
+            self._leave(samples, why)
+            return False
+        self._turn_away_late(level, samples, load_s)
+        return True
+
+    def _promise(self, level: ServiceLevel, samples: list[Sequence]) -> float:
+        """Sample 0 reads the prompt for all, but for what the prefix cache or a tier has of it. Returns the seconds to
+        load that."""
         first, forecast = samples[0], self._forecast
         num_held, load_s = self._held(first)
         # Of a prompt that another engine has read, what is promised counts from there: as if one had read all of it.
         promise = self._promises.promise_to(level, load_s + forecast.prefill_s(num_held, len(first.tokens)))
         num_held, load_s = self._handed_over(first) or (num_held, load_s)
         forecast.expect(first, num_held)
-        reading_s = load_s + forecast.reading_s(first)
         for sequence in samples:
             sequence.timing.promise = promise
-        if level.when_late == "refuse":
-            refuse_uneven(level, self._admission.gaps.alone_s(first))
-            refuse_late(level, load_s + self._first_token_s(first), reading_s)
         for sibling in samples[1:]:
             forecast.expect(sibling, sibling.prompt_len - 1)
+        return load_s
 
-    def stays(self, newcomer: Sequence) -> str | None:
+    def _turn_away_late(self, level: ServiceLevel, samples: list[Sequence], load_s: float) -> None:
+        """Raises PromiseError where its class wants that of a request that would break its promise."""
+        if level.when_late == "refuse" and self._forecast.is_trusted:
+            first, number = samples[0], len(samples)
+            refuse_uneven(level, self._gaps.alone_s(first))
+            predicted_s = load_s + self._first_token_s(first, number)
+            refuse_late(level, predicted_s, load_s + self._places.alone_s(first, number), number)
+
+    def _stays(self, newcomer: Sequence) -> str | None:
         """Why a prompt that another engine will answer is read there, in a sentence; None: it is read here. Nobody says
-        what runs there: a stream as long as this prompt, say, and nothing to read."""
-        handing, staying, forecast = self._ledger.handing, self._staying, self._forecast
+        what runs there: what was sent there of late has to be read first."""
+        handing, staying = self._ledger.handing, self._staying
         if handing is None or staying is None:
             return None
-        move_s, prompt_tokens = handing.would_move(newcomer), newcomer.prompt_len
+        writer, why = self._writer(handing, newcomer), None
+        move_s = handing.would_move(newcomer)
         if move_s is None:
-            return TOO_SHORT
-        if forecast.step_seconds is nominal_seconds:
+            why = TOO_SHORT
+        elif self._forecast.step_seconds is nominal_seconds:
             return None
-        num_cached, contexts = handing.num_at_writer(newcomer), [prompt_tokens]
-        writer = Writer(num_cached, forecast.prefill_s(num_cached, prompt_tokens), contexts)
-        first_s = staying.first_step_s(prompt_tokens, contexts)
-        elsewhere_s = self._first_token_s(newcomer) + move_s + first_s
-        return SOONER_THERE if staying.stays(prompt_tokens, writer, elsewhere_s) else None
+        else:
+            first_s = staying.first_step_s(newcomer.prompt_len, None)
+            elsewhere_s = self._first_token_s(newcomer) + move_s + first_s
+            why = SOONER_THERE if staying.stays(newcomer.prompt_len, writer, elsewhere_s) else None
+        added_s = writer.reading_s if why else staying.added_s(newcomer.prompt_len)
+        self._sent.note(newcomer.request.writer, added_s, newcomer.request.arrival_s)
+        return why
+
+    def _writer(self, handing: Handing, newcomer: Sequence) -> Writer:
+        """Whoever will write, as far as is known here."""
+        request, num_cached = newcomer.request, handing.num_at_writer(newcomer)
+        reading_s = self._forecast.prefill_s(num_cached, newcomer.prompt_len)
+        return Writer(num_cached, reading_s, None, self._sent.ahead_s(request.writer, request.arrival_s))
+
+    def _leave(self, samples: list[Sequence], why: str) -> None:
+        """They are over before they began: whoever writes the answer reads the prompt."""
+        assert self._ledger.handing is not None
+        self._ledger.handing.leave(samples[0], why)
+        for sequence in samples:
+            sequence.state, sequence.finish_reason = SequenceState.FINISHED, FinishReason.LENGTH
+            sequence.timing.finished_s, sequence.timing.is_left = sequence.request.arrival_s, True
 
     def _handed_over(self, newcomer: Sequence) -> tuple[int, float] | None:
         """The same, with what another engine has read of it; None: nothing comes from there."""
@@ -89,33 +143,7 @@ class Newcomers:
                 return longer.num_tokens, load_s
         return match.num_tokens, 0.0
 
-    def _first_token_s(self, newcomer: Sequence) -> float:
-        """From now to its first token."""
+    def _first_token_s(self, newcomer: Sequence, num_samples: int = 1) -> float:
+        """From now to the first token of the last of its samples."""
         self._prefills.note_streams()
-        ahead_s, ahead = self._admission.ahead_of(newcomer)
-        finds_room = ahead == 0 and self._admission.who_makes_way_for(newcomer) is not None
-        num_slots_short = 0 if finds_room else max(0, ahead + 1 - self._admission.num_free_slots)
-        own_s = self._forecast.reading_s(newcomer)
-        in_line_s = self._forecast.first_token_s(ahead_s, own_s, num_slots_short)
-        has_ends = self._forecast.between_ends_s.value > 0.0
-        room_s = self._room_s(newcomer, 0 if has_ends else num_slots_short)
-        if not finds_room:
-            running, more_tokens = self._admission.running, self._admission.more_tokens
-            room_s = max(room_s, self._admission.gaps.wait_s(newcomer, ahead, running, more_tokens))
-        return max(in_line_s, room_s + self._forecast.first_token_s(0.0, own_s)) if room_s else in_line_s
-
-    def _room_s(self, newcomer: Sequence, num_slots_short: int) -> float:
-        """Until enough of those who run have ended for a slot and its blocks: by what each of them will still write, a
-        token a step."""
-        short = max(self._admission.shortage(newcomer, self._ledger.match(newcomer)), default=0)
-        if short <= 0 and num_slots_short <= 0:
-            return 0.0
-        ends = sorted((self._admission.more_tokens(one), one.seq_id, one) for one in self._admission.running)
-        num_steps = 0
-        for num_steps, _, one in ends:
-            num_slots_short -= 1
-            short -= self._ledger.layout.blocks_for(len(one.tokens) + num_steps - one.timing.cached_tokens)
-            if short <= 0 and num_slots_short <= 0:
-                break
-        contexts = [one.next_position + 1 for one in self._admission.running]
-        return num_steps * self._forecast.step_seconds(StepWork(contexts=contexts))
+        return self._places.first_token_s(newcomer, num_samples)

@@ -25,7 +25,7 @@ class PrefillPlanner:
         promises: Promises,
         pace: Pace | None = None,
     ) -> None:
-        self.chunk_limit = config.chunk_limit
+        self._chunk_limit = self._config_limit = config.chunk_limit
         self._max_tokens = config.max_tokens_per_step
         self._ledger = ledger
         self._admission = admission
@@ -34,6 +34,12 @@ class PrefillPlanner:
         self._reads_whole = config.whole_prompts
         paces = policy.paces and not self._reads_whole  # a pace would cut prompts
         self._pace = pace if pace is not None and paces else Unpaced()
+
+    def limit_chunks(self, max_chunk_tokens: int | None) -> None:
+        """See `Scheduler.limit_chunks`."""
+        if max_chunk_tokens is not None and max_chunk_tokens < 1:
+            raise ValueError(f"max_chunk_tokens must be at least 1, not {max_chunk_tokens}")
+        self._chunk_limit = min(max_chunk_tokens or self._config_limit, self._config_limit)
 
     def fill(self, plan: StepPlan, now_s: float) -> None:
         """Chunks of prompts, begun ones and new ones in the policy's order, while the step has tokens left and the pace
@@ -120,7 +126,7 @@ class PrefillPlanner:
 
     def _most(self, plan: StepPlan, start: int, end: int) -> int:
         """Of a sequence's tokens from `start` to `end`, those that one step may take."""
-        return min(plan.tokens_left, self.chunk_limit, end - start)
+        return min(plan.tokens_left, self._chunk_limit, end - start)
 
     def _add_chunk(self, plan: StepPlan, room: Room, sequence: Sequence, now_s: float, *, is_new: bool = False) -> None:
         """`is_new`: its row is opened by this step, so that it has work in it whatever the pace says: were the step to

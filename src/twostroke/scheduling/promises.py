@@ -61,16 +61,17 @@ def refuse_uneven(level: ServiceLevel, alone_s: float) -> None:
         )
 
 
-def refuse_late(level: ServiceLevel, predicted_s: float, reading_s: float = 0.0) -> None:
+def refuse_late(level: ServiceLevel, predicted_s: float, alone_s: float = 0.0, num_samples: int = 1) -> None:
     """Raises PromiseError where the class refuses rather than to be late, and this one would be. What is in the way
-    drains by a second a second, so the same request is in time once that much is gone; never, where `reading_s`, its
-    own prompt alone, takes longer than was promised."""
+    drains by a second a second, so the same request is in time once that much is gone; never, where `alone_s`, what
+    its own prompt and samples take with nobody there, is longer than was promised."""
     if level.when_late != "refuse" or level.ttft_s is None or predicted_s <= level.ttft_s:
         return
-    if reading_s > level.ttft_s:
+    if alone_s > level.ttft_s:
+        what = "reading this prompt alone takes" if num_samples == 1 else f"beginning {num_samples} answers alone takes"
         raise PromiseError(
-            f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.3g} ms, and reading this prompt "
-            f"alone takes {reading_s * 1e3:.3g}: another class may take it",
+            f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.3g} ms, and {what} "
+            f"{alone_s * 1e3:.3g}: another class may take it",
             inf,
         )
     retry_after_s = predicted_s - level.ttft_s

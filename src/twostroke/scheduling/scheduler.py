@@ -5,6 +5,7 @@ What treats the phases differently is in prefill.py and decode.py, who runs is i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Series
 
 from twostroke.core.errors import BadRequestError, PromiseError
@@ -14,7 +15,6 @@ from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.service_level import ServiceLevels
 from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, StepResult
 from twostroke.core.step_record import ChunkRecord, StepRecord
-from twostroke.core.timing import SequenceTiming
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.advance import NO_TOKEN, TOO_MANY_TOKENS, Launched, SequenceAdvance, chunk_fault, land
@@ -24,7 +24,7 @@ from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, 
 from twostroke.scheduling.drafted import forget_dropped, note_drafts
 from twostroke.scheduling.forecast import Forecast, StepSeconds
 from twostroke.scheduling.gaps import Gaps
-from twostroke.scheduling.newcomers import Newcomers
+from twostroke.scheduling.newcomers import Newcomers, samples_of
 from twostroke.scheduling.pace import Pace
 from twostroke.scheduling.plan import Drafting, StepPlan
 from twostroke.scheduling.policies import DEFAULT_POLICY, policy_named
@@ -47,16 +47,17 @@ class Scheduler:
         policy: str = DEFAULT_POLICY,
         levels: ServiceLevels | None = None,
         step_seconds: StepSeconds | None = None,
+        is_trusted: Callable[[], bool] | None = None,
         staying: Staying | None = None,
     ) -> None:
         """`pace`: how much prefill a step may hold; None: up to its token budget. `drafting`: what is drafted for
         streams; None: nothing. `max_drafts`: that the backend takes in a slot; None: any number. `policy`: who is
         next, by name. `levels`: the classes of requests; None: one, without a promise. `step_seconds`: what a step
-        should take; None: nobody knows. `staying`: by what a prompt is left to the
-        engine that writes its answer; None: each is read here."""
+        should take; None: nobody knows. `is_trusted`: whether a request may be refused by that; None: always.
+        `staying`: by what a prompt is left to the engine that writes its answer; None: each is read here."""
         self.config = config
         self._staying = staying
-        self._forecast = Forecast(step_seconds)
+        self._forecast = Forecast(step_seconds, is_trusted)
         self.ledger = ledger or KVLedger(
             layout, prefix_caching=config.prefix_caching, snapshot_tokens=config.snapshot_tokens
         )
@@ -92,44 +93,27 @@ class Scheduler:
             raise BadRequestError(f"the request id {request.request_id!r} is in use by a request that is not finished")
         level = self._promises.levels.named(request.service_level)
         max_total_tokens = self._admission.total_tokens(request)
-        asked = request.sampling.speculation
-        samples = []
-        for sample_index in range(request.sampling.n):
-            timing = SequenceTiming(
-                arrival_s=request.arrival_s,
-                elsewhere_s=0.0 if request.handoff is None else request.handoff.before_s,
-                prompt_tokens=len(request.prompt_token_ids),
-                wants_no_drafts=asked is not None and asked.is_off,
-            )
-            samples.append(Sequence(self._next_seq_id, request, sample_index, max_total_tokens, timing=timing))
-            self._next_seq_id += 1
+        samples = samples_of(request, self._next_seq_id, max_total_tokens)
+        self._next_seq_id += len(samples)
         try:
-            self._newcomers.promise(level, samples)
+            waits_here = self._newcomers.let_in(level, samples)
         except PromiseError:
-            self._forget(samples[0])
+            self._forget(*samples)
             raise
-        if request.lease_id and (why := self._newcomers.stays(samples[0])) is not None:
-            self._leave(samples, why)
+        if not waits_here:
+            self._forget(*samples)
             return samples
         self._samples[request.request_id] = list(samples)
         self._admission.enqueue(samples)
         self._readings.begin(samples)
         return samples
 
-    def _leave(self, samples: list[Sequence], why: str) -> None:
-        """They are over before they began: whoever writes the answer reads the prompt."""
-        assert self.ledger.handing is not None
-        self.ledger.handing.leave(samples[0], why)
-        for sequence in samples:
-            self._forget(sequence)
-            sequence.state, sequence.finish_reason = SequenceState.FINISHED, FinishReason.LENGTH
-            sequence.timing.finished_s = sequence.request.arrival_s
-
-    def _forget(self, sequence: Sequence) -> None:
-        """It is over, or was never let in: drop what was kept of it."""
-        self._readings.end(sequence)
-        self.ledger.retire(sequence)
-        self._forecast.forget(sequence)
+    def _forget(self, *sequences: Sequence) -> None:
+        """They are over, or were never let in: drop what was kept of them."""
+        for sequence in sequences:
+            self._readings.end(sequence)
+            self.ledger.retire(sequence)
+            self._forecast.forget(sequence)
 
     def abort(self, request_id: str, now_s: float | None = None) -> list[Sequence]:
         """End every unfinished sample of a request, at any moment; unknown ids are no error. Returns those ended."""
@@ -187,12 +171,7 @@ class Scheduler:
     def steady_streams(self) -> list[Sequence]:
         """All who run, as long as steps hold nothing but a slot of each: nobody reads, nobody is at the end of its
         answer, and nobody who waits could join. Else none."""
-        streams = list(self._admission.running)
-        may_join = len(self._admission.waiting) > 0 and not self._admission.is_taken
-        if may_join or self._admission.who_gives_way() is not None:
-            return []
-        ready = [one for one in streams if one.prefill_len <= one.next_position < one.max_total_tokens - 1]
-        return streams if len(ready) == len(streams) else []
+        return self._decodes.steady_streams()
 
     def settle_tiers(self) -> None:
         """Take in what came from disk and from other engines, and end leases that are over, without a step."""
@@ -212,9 +191,7 @@ class Scheduler:
     def limit_chunks(self, max_chunk_tokens: int | None) -> None:
         """From the next step on, a prompt is read in chunks no longer than this; None: what the config says, which is
         the most in any case."""
-        if max_chunk_tokens is not None and max_chunk_tokens < 1:
-            raise ValueError(f"max_chunk_tokens must be at least 1, not {max_chunk_tokens}")
-        self._prefills.chunk_limit = min(max_chunk_tokens or self.config.chunk_limit, self.config.chunk_limit)
+        self._prefills.limit_chunks(max_chunk_tokens)
 
     def draft(self, drafting: Drafting | None) -> None:
         """What is drafted for streams, from the next step on; None: nothing."""

@@ -63,6 +63,18 @@ class Shares:
             return None
         return next(filter(_may_give_way, found), None) if most > 1 else None
 
+    def num_giving_way(self, head: Sequence, number: int) -> int:
+        """Where somebody gives way for `head`: how many do for it and its siblings, of which there are so many, one
+        after another."""
+        tenant = head.request.tenant
+        own = self._by_tenant[tenant]
+        others = [held for name, held in self._by_tenant.items() if name != tenant]
+        given = 0
+        while others and given < number and own + given + 1 < (most := max(others)):
+            others[others.index(most)] -= 1
+            given += 1
+        return given or 1  # a call of its tenant gives one to a call that has none
+
 
 def _take_one(counts: Counter[str], name: str) -> None:
     counts[name] -= 1

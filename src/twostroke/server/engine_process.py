@@ -27,8 +27,9 @@ from twostroke.core.events import Event, PrefillProgress, TokenEvent, VectorEven
 from twostroke.core.request import Request
 from twostroke.core.step import Step, StepResult
 from twostroke.cost.floor import work_of
+from twostroke.cost.trust import doubt_of
 from twostroke.engine.build import Assembly, build
-from twostroke.engine.explaining import doubt_of, engine_facts, trusted_cost
+from twostroke.engine.explaining import engine_facts, trusted_cost
 from twostroke.engine.tiers import tier_report
 from twostroke.server import messages as m
 from twostroke.server.heartbeat import Doing, Heart

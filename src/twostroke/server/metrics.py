@@ -95,10 +95,12 @@ class Metrics:
         self.levels.recent.stood(stats.totals)
 
     def finished(self, output: TokenEvent) -> None:
-        """A sample ended, its client still there or not."""
+        """A sample ended, its client still there or not. One that was left to another engine is that one's to count."""
         assert output.finish_reason is not None
-        self.requests.labels(output.finish_reason.value).inc()
         timing = output.timing
+        if timing is not None and timing.is_left:
+            return
+        self.requests.labels(output.finish_reason.value).inc()
         if timing is None:
             return
         gaps_s = timing.itl_s

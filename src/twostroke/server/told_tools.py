@@ -45,7 +45,7 @@ def told_of_tools(
 def numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Calls named as the model names them, `functions.NAME:0` and on through the conversation, and results by that:
     such a template takes a call's name from its id, whatever a client calls it."""
-    names: dict[object, str] = {}
+    names: dict[str | None, str] = {}
     told, number = [], 0
     for message in messages:
         calls = []
@@ -93,6 +93,7 @@ def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_objects(message: dict[str, Any], field: str) -> dict[str, Any]:
+    _check_id(message.get("tool_call_id"), f"{field}.tool_call_id")
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -106,6 +107,7 @@ def _with_objects(message: dict[str, Any], field: str) -> dict[str, Any]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_request(f"{name} must be an object with a function of name and arguments", name)
+        _check_id(call.get("id"), f"{name}.id")
         arguments = function.get("arguments") or "{}"
         if isinstance(arguments, str):
             try:
@@ -115,6 +117,11 @@ def _with_objects(message: dict[str, Any], field: str) -> dict[str, Any]:
         # The name first, as models write it: a template may write the object out as it stands.
         read.append({**call, "function": {"name": function["name"], **function, "arguments": arguments}})
     return {**message, "tool_calls": read}
+
+
+def _check_id(found: object, field: str) -> None:
+    if not isinstance(found, str | None):
+        raise bad_request(f"{field} must be a string", field)
 
 
 def _custom_call(call: dict[str, Any], field: str) -> dict[str, Any]:

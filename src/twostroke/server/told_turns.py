@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 OTHER_NAMES = ("thinking", "reasoning")
 """Of a thought, where a template does not know `reasoning_content`."""
-_OPTIONAL = ("tool_calls", "reasoning_content", "thinking", "name", "tool_call_id")
+_OPTIONAL = ("tool_calls", "reasoning_content", "reasoning", "thinking", "name", "tool_call_id")
 _RESULTS_FIELD = "tool_responses"
 _FIRST_CALL = re.compile(r"tool_calls['\"\])]*\s*(?:\[\s*0\s*\]|\|\s*first\b)")
 _EACH_CALL = re.compile(r"\bin\s+\(?[\w.\[\]'\"]*\btool_calls\b")
@@ -28,10 +28,11 @@ def without_nothing(message: Message) -> Message:
 
 def with_thoughts(messages: Sequence[Message], template: str) -> list[Message]:
     """With each thought under the name that the template reads."""
+    messages = [_with_own_name(message) for message in messages]
     if harmony.CHANNEL in template:
         return [_harmony_turn(message) for message in messages]
     if "reasoning_content" in template:
-        return list(messages)
+        return messages
     names = [name for name in OTHER_NAMES if re.search(rf"(?:\.|\[['\"]|get\(['\"]){name}\b", template)]
     return [_with_names(message, names) for message in messages]
 
@@ -43,6 +44,13 @@ def with_calls(messages: list[Message], template: str) -> list[Message]:
     if _RESULTS_FIELD in template and not _ROLE_OF_RESULTS.search(template):
         return _with_responses(check_messages(messages))
     return messages
+
+
+def _with_own_name(message: Message) -> Message:
+    """A thought may come as `reasoning`, which other servers call it."""
+    other = message.get("reasoning")
+    is_other = isinstance(other, str) and other and not message.get("reasoning_content")
+    return {**message, "reasoning_content": other} if is_other else message
 
 
 def _with_names(message: Message, names: Sequence[str]) -> Message:

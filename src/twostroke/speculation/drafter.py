@@ -53,7 +53,8 @@ class ComputingDrafter(Drafter, Protocol):
 
     def follow(self, done: Any) -> None:
         """A step was computed, and the tokens that came were told (`extend`); the next one is about to begin, and rows
-        that left with it are closed. `done` is the backend's record of the pass (`backends/host/companions.py`)."""
+        that left with it are closed. It is not told of steps while its drafts do not pay, or nobody wants any: then it
+        lacks what they wrote. `done` is the backend's record of the pass (`backends/host/companions.py`)."""
 
     def seconds(self, num_streams: int, num_drafts: int) -> float:
         """What `propose` is expected to take for these streams, of that many drafts each; 0: nothing is known yet."""

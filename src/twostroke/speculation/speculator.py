@@ -1,15 +1,13 @@
 """The drafters of one backend at work: each stream is drafted for by those it may have, the best guess is taken, and of
-all guesses of a step those that pay are computed. One that raises, returns rubbish or is slow loses its turn, and
-in time all turns; no stream does. Lives on the thread that runs steps, where every token is known at once."""
+all guesses of a step those that pay are computed. One that is slow to hear of tokens has a pause; no stream waits for
+it. Lives on the thread that runs steps, where every token is known at once."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from twostroke.core.grammar import ForeseeingMatcher
 from twostroke.core.request import Request
@@ -17,7 +15,8 @@ from twostroke.core.step import DecodeSlot, DraftCosts, Drafted, Step
 from twostroke.speculation.choice import drafts_that_pay
 from twostroke.speculation.drafter import NOTHING, Ask, ComputingDrafter, Drafter, Proposal
 from twostroke.speculation.grammar import GrammarDrafter, MatcherOf
-from twostroke.speculation.turn import MAX_FAULTS, NONE_AHEAD, Turn
+from twostroke.speculation.guard import Guard
+from twostroke.speculation.turn import NONE_AHEAD, Turn
 
 logger = logging.getLogger("twostroke.speculation")
 
@@ -63,7 +62,7 @@ class Speculator:
         ]
         self._covered = {name for drafter in drafters for name in getattr(drafter, "covers", ())}
         """Those who find nothing that another does not: they are asked where a request names them."""
-        self._vocab_size = vocab_size
+        self._guard = Guard(vocab_size)
         self._methods: dict[int, tuple[str, ...]] = {}
         """Of each row, who drafts for it."""
         self._rests: dict[int, _Rest] = {}
@@ -72,11 +71,13 @@ class Speculator:
         self._proposed: dict[int, list[tuple[Turn, Proposal]]] = {}
         """All that was guessed for it."""
         self._matcher_of: MatcherOf | None = None
-        self.faults: list[str] = []
-        """What went wrong, a sentence each, the latest last: of each drafter its first fault, and that it is asked no
-        more."""
         self.doubts: list[str] = []
         """Of drafters that hardly ever guess right, a sentence each: nothing went wrong, but they bring nothing."""
+
+    @property
+    def faults(self) -> list[str]:
+        """What went wrong, a sentence each, the latest last."""
+        return self._guard.faults
 
     def watch(self, matcher_of: MatcherOf) -> None:
         """Grammars say what is forced, and what is drafted in vain."""
@@ -90,29 +91,25 @@ class Speculator:
         Only now: nobody's tokens wait for what drafts are made from, and for rows that left nothing is made."""
         self._drafts, self._proposed = {}, {}  # of a step that raised, something may be left
         for turn in self._turns.values():
-            turn.begin_step()
+            turn.begin_step(decodes=bool(step.decodes))
         for seq_id in step.leaves:
             self._close(seq_id)
         if done is not None:
-            self._follow(done)
+            for turn, drafter in self._computing:
+                if turn.follows:
+                    self._guard.follow(turn, partial(drafter.follow, done))
         for join in step.joins:
             self._close(join.seq_id)
             self._open(join.seq_id, join.request, join.request.prompt_token_ids + join.output_token_ids)
         for turn, drafter in self._computing:
-            self._guarded(turn, partial(drafter.begin, step))
+            self._guard.call(turn, partial(drafter.begin, step))
 
     def forget(self) -> None:
         """Drop what is known of requests that ended, for privacy."""
         for turn in self._turns.values():
             forget = getattr(turn.drafter, "forget", None)
             if forget is not None:
-                self._guarded(turn, forget)
-
-    def _follow(self, done: object) -> None:
-        for turn, drafter in self._computing:
-            spent_s = turn.spent_s
-            self._guarded(turn, partial(drafter.follow, done))
-            turn.spent_s = spent_s  # a prompt that is read along takes as long as it takes
+                self._guard.call(turn, forget)
 
     def _open(self, seq_id: int, request: Request, token_ids: tuple[int, ...]) -> None:
         asked = request.sampling.speculation
@@ -135,42 +132,17 @@ class Speculator:
         for name in self._methods.pop(seq_id, ()):
             turn = self._turns[name]
             turn.close(seq_id)
-            self._guarded(turn, partial(turn.drafter.close, seq_id))
+            self._guard.call(turn, partial(turn.drafter.close, seq_id))
 
     def _inform(self, seq_id: int, name: str, what: Callable[[Drafter], None]) -> None:
         """A drafter that fails here knows no more where the stream stands: it drafts for others alone."""
         turn = self._turns[name]
         num_faults = turn.num_faults
-        self._guarded(turn, lambda: what(turn.drafter))
+        self._guard.call(turn, lambda: what(turn.drafter))
         if turn.num_faults > num_faults:
             self._methods[seq_id] = tuple(other for other in self._methods[seq_id] if other != name)
             turn.close(seq_id)
-            self._guarded(turn, partial(turn.drafter.close, seq_id))
-
-    def _guarded(self, turn: Turn, act: Callable[[], object]) -> object:
-        """What it returns; None where it raised."""
-        if turn.is_out:
-            return None
-        began_s = time.perf_counter()
-        try:
-            return act()
-        except Exception as error:
-            self._fault(turn, f"failed: {type(error).__name__}: {_shown(error)}")
-            return None
-        finally:
-            turn.spent_s += time.perf_counter() - began_s
-
-    def _fault(self, turn: Turn, what: str) -> None:
-        turn.num_faults += 1
-        if not turn.is_told:
-            turn.is_told = True
-            self._tell(f"the drafter {turn.drafter.name} {what}")
-        if turn.num_faults == MAX_FAULTS:
-            self._tell(f"the drafter {turn.drafter.name} is asked no more")
-
-    def _tell(self, fault: str) -> None:
-        self.faults.append(fault)
-        logger.warning(fault)
+            self._guard.call(turn, partial(turn.drafter.close, seq_id))
 
     def draft(
         self, step: Step, ahead: Mapping[int, int] = NONE_AHEAD, pays: DraftsThatPay = drafts_that_pay
@@ -218,7 +190,7 @@ class Speculator:
             if not wanted or turn.is_out or self._is_held_up(turn, costs.with_drafts(0)):
                 continue
             asks = turn.worthwhile(wanted, [best[ask.seq_id][1] for ask in wanted], num_slots, costs, ahead)
-            proposals = self._proposals(turn, asks)
+            proposals = self._guard.proposals(turn, asks)
             if asks and not any(one.token_ids for one in proposals):
                 turn.found_nothing()
             for ask, found in zip(asks, proposals, strict=True):
@@ -243,25 +215,6 @@ class Speculator:
             return NOTHING
         return Proposal(proposal.token_ids[:count], proposal.chances[:count])
 
-    def _proposals(self, turn: Turn, asks: list[Ask]) -> list[Proposal]:
-        nothing = [NOTHING] * len(asks)
-        if not asks:
-            return nothing
-        num_faults = turn.num_faults
-        found = self._guarded(turn, partial(turn.drafter.propose, asks))
-        took_s, turn.spent_s = turn.spent_s, 0.0
-        if not isinstance(found, list) or len(found) != len(asks):
-            turn.time.observe(max(ask.most for ask in asks), took_s)
-            if turn.num_faults == num_faults:  # else it raised, which is told
-                self._fault(turn, "returned no proposal for each stream")
-            return nothing
-        sound = [self._sound(turn, ask, proposal) for ask, proposal in zip(asks, found, strict=True)]
-        if None not in sound:
-            turn.num_faults = 0
-        kept = [proposal or NOTHING for proposal in sound]
-        turn.time.observe(max(1, *(len(proposal.token_ids) for proposal in kept)), took_s)
-        return kept
-
     def _is_held_up(self, turn: Turn, plain_s: float) -> bool:
         """Whether what it does between its turns cost too much, step after step: sitting turns out would not help."""
         is_slow = plain_s > 0 and turn.spent_s > SLOW_SHARE * plain_s * max(1, turn.num_steps)
@@ -274,27 +227,12 @@ class Speculator:
             if name in methods:  # it will not hear how these go on
                 self._methods[seq_id] = tuple(other for other in methods if other != name)
                 turn.close(seq_id)
-                self._guarded(turn, partial(turn.drafter.close, seq_id))
+                self._guard.call(turn, partial(turn.drafter.close, seq_id))
         count = turn.pause()
         if not turn.is_told:
             turn.is_told = True
-            self._tell(f"the drafter {name} takes too long to hear of tokens: it has a pause of {count} steps")
+            self._guard.tell(f"the drafter {name} takes too long to hear of tokens: it has a pause of {count} steps")
         return True
-
-    def _sound(self, turn: Turn, ask: Ask, proposal: object) -> Proposal | None:
-        """Cut to what was asked for; None: it is rubbish."""
-        try:
-            said: Any = proposal
-            token_ids, chances = tuple(said[0][: ask.most]), tuple(map(float, said[1][: ask.most]))
-            if len(token_ids) == len(chances) and all(
-                isinstance(token, int) and 0 <= token < self._vocab_size and 0.0 <= chance <= 1.0
-                for token, chance in zip(token_ids, chances, strict=True)
-            ):
-                return Proposal(token_ids, chances)
-        except Exception:  # whatever looking at rubbish can bring about
-            pass
-        self._fault(turn, f"returned what are no tokens: {_shown(proposal)}")
-        return None
 
     def take_proposed(self) -> Mapping[int, Proposed]:
         """All that was guessed for the step that is launched, for whoever launches others before its tokens come and
@@ -317,11 +255,3 @@ class Speculator:
         for name in self._methods.get(seq_id, ()):
             self._inform(seq_id, name, lambda drafter: drafter.extend(seq_id, token_ids))
         return None if draft is None else Drafted(draft.method, len(draft.token_ids))
-
-
-def _shown(value: object) -> str:
-    """Of something that may be anything, a few words."""
-    try:
-        return f"{value!s:.80}"
-    except Exception:
-        return f"a {type(value).__name__} that cannot be shown"

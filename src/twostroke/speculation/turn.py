@@ -1,6 +1,6 @@
 """One drafter with what is known of it: how often it is right, how long it takes, whether it is to be asked. One that
 takes real time is asked for as many tokens as pay with that time counted, and where none do it sits out, longer each
-time, until a short trial."""
+time, until a short trial. It owes what it takes meanwhile, and steps without it pay that back before the next trial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twostroke.core.request import Request
 from twostroke.core.step import DraftCosts
 from twostroke.speculation.acceptance import FIRST_RATE, Acceptance
 from twostroke.speculation.choice import LEAST_GAIN, best_rate
-from twostroke.speculation.draft_time import DraftTime
+from twostroke.speculation.draft_time import FADES, MOST_AT_ONCE, DraftTime
 from twostroke.speculation.drafter import Ask, ComputingDrafter, Drafter, Proposal
 from twostroke.speculation.trust import Trust
 
@@ -23,9 +23,13 @@ NONE_AHEAD: Mapping[int, int] = MappingProxyType({})
 TRIAL_TOKENS = 2
 """That one is asked for whose time nobody knows, or which has sat out."""
 TRIAL_SHARE = 0.01
-"""Of all time, the most that trials may take."""
+"""Of the time of steps, what a drafter that sits out may take: for its trials, and for what keeps it ready for them."""
 MAX_SKIPPED = 256
 """The most steps that a slow drafter sits out, unless a trial takes so long that they must be more."""
+UNASKED_STEPS = 64
+"""So many steps with decodes one that computes follows streams while nobody asks it, as there is no room for drafts."""
+FOLLOWED_OUT = 4
+"""So many while it sits out: then a short rest costs it nothing of what it knows of a stream."""
 SECOND_TRIALS = 1
 """Trials that follow at once where nobody got a guess: one that computes may have fallen behind while nobody asked, and
 goes on from there when it is asked."""
@@ -62,10 +66,18 @@ class Turn:
         self.computes = isinstance(drafter, ComputingDrafter)
         """Then it must be asked to keep up with a stream."""
         self._skip = 0
-        """Steps that it sits out."""
+        """Steps that it sits out, at least."""
         self._next_skip = 1
         self._second_trials = 0
         """That it may have before it sits out again."""
+        self._is_sitting = False
+        self._is_tried_again = False
+        """Its trial brought no guess, and it has another at once."""
+        self._owed_s = 0.0
+        """What it took since it last paid, less what steps have paid back."""
+        self._left_to_follow = UNASKED_STEPS
+        self._follow_s: float | None = None
+        """That it usually takes to follow a step."""
         self._pause = 0
         self._next_pause = FIRST_PAUSE
 
@@ -89,9 +101,33 @@ class Turn:
         self.acceptance.close(seq_id)
         self._noisy.discard(seq_id)
 
-    def begin_step(self) -> None:
+    def begin_step(self, *, decodes: bool) -> None:
         self.num_steps += 1
+        self._left_to_follow -= decodes
         self._pause = max(0, self._pause - 1)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is told what the model computes."""
+        return self._left_to_follow >= 0 and not self.is_out
+
+    def owe(self, seconds: float) -> None:
+        """It took so long. One that pays owes nothing: its time is part of what was promised."""
+        if self._is_sitting:
+            self._owed_s += seconds
+
+    def followed(self, took_s: float) -> None:
+        usual_s = took_s if self._follow_s is None else self._follow_s
+        took_s = min(took_s, MOST_AT_ONCE * usual_s)  # else something else held it up, or it will be seen again
+        self._follow_s = FADES * usual_s + (1.0 - FADES) * took_s
+        self.owe(took_s)
+
+    def proposed(self, longest: int, took_s: float) -> None:
+        """`longest`: tokens in a row. One that computes may have no guess for want of what it did not follow, which
+        tells nothing of its time."""
+        if longest or not (self.computes and self.time.is_known):
+            self.time.observe(max(1, longest), took_s)
+        self.owe(min(took_s, MOST_AT_ONCE * self.time.seconds(max(1, longest))))
 
     @property
     def may_rest(self) -> bool:
@@ -118,30 +154,48 @@ class Turn:
         if not asks or self.is_out:
             return []
         plain_s = costs.with_drafts(0)
+        self._owed_s = max(0.0, self._owed_s - TRIAL_SHARE * plain_s)
         least_s = self.seconds(len(asks), 1)
-        self.is_cheap = plain_s <= 0.0 or (self.time.is_known and least_s <= CHEAP_SHARE * plain_s)
+        # Of one that computes, the first token's time is not all: it follows streams, and further tokens take as long.
+        self.is_cheap = plain_s <= 0.0 or (
+            not self.computes and self.time.is_known and least_s <= CHEAP_SHARE * plain_s
+        )
         if self.is_cheap:
-            return list(asks)
+            return self._asked(asks)
         if not self.time.is_known and not least_s:
-            return _cut(asks, TRIAL_TOKENS, ahead)
-        if self._skip:
-            self._skip -= 1
-            return [] if self._skip else _cut(asks, TRIAL_TOKENS, ahead)
+            return self._asked(_cut(asks, TRIAL_TOKENS, ahead))
+        if self._skip or self._is_tried_again:
+            return self._in_trial(_cut(asks, TRIAL_TOKENS, ahead))
         least = LEAST_GAIN * best_rate(found, num_slots, costs)
         if best := self._best_count(asks, least, num_slots, costs, ahead):
             self._next_skip = 1
-            return _cut(asks, best, ahead)
-        trial_steps = int(self.seconds(len(asks), TRIAL_TOKENS) / (TRIAL_SHARE * plain_s))
-        self._skip, self._second_trials = 1 + max(self._next_skip, trial_steps), SECOND_TRIALS
+            return self._asked(_cut(asks, best, ahead))
+        self._skip, self._second_trials = 1 + self._next_skip, SECOND_TRIALS
+        self._is_sitting, self._left_to_follow = True, min(self._left_to_follow, FOLLOWED_OUT)
         if self.source is None or self.is_doubted or not self.trust.is_open:
             self._next_skip = min(2 * self._next_skip, MAX_SKIPPED)
         return []
 
+    def _asked(self, asks: Sequence[Ask]) -> list[Ask]:
+        """As it pays."""
+        self._is_sitting, self._left_to_follow = False, UNASKED_STEPS
+        return list(asks)
+
+    def _in_trial(self, asks: list[Ask]) -> list[Ask]:
+        """What it is tried with, once its rest is over and it owes nothing; else nothing."""
+        self._skip = max(0, self._skip - 1)
+        if not self._is_tried_again and (self._skip or self._owed_s > 0.0):
+            self._skip = max(1, self._skip)
+            return []
+        self._is_tried_again, self._skip = False, 0
+        self._left_to_follow = 1  # what it is tried with next, or asked for, stands on the tokens that come now
+        return asks
+
     def found_nothing(self) -> None:
         """It was asked, and guessed for nobody."""
-        if self.computes and self._second_trials:
+        if self.computes and self._is_sitting and self._second_trials:
             self._second_trials -= 1
-            self._skip = 1
+            self._is_tried_again = True
 
     def take_doubt(self) -> str | None:
         """What is to be said of one that hardly ever guesses right, once."""

@@ -37,6 +37,8 @@ class UnseenDrafts:
         self._streams: set[int] = set()
         self.doubt: str | None = None
         """What was said of drafts that never hold."""
+        self.fault: str | None = None
+        """What went wrong, since when it is asked no more."""
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         asked = request.sampling.speculation
@@ -55,6 +57,11 @@ class UnseenDrafts:
         """Nothing that could be said here."""
         return [NOTHING] * len(asks)
 
+    def give_up(self, error: Exception) -> None:
+        """The device could not draft: nobody asks it again."""
+        self.fault = f"the drafter {self.name} failed and is asked no more: {type(error).__name__}: {error!s:.80}"
+        logger.warning(self.fault)
+
     def counts(
         self,
         slots: Sequence[DecodeSlot],
@@ -70,6 +77,7 @@ class UnseenDrafts:
             Ask(slot.seq_id, most)
             for slot in slots
             if slot.drafts is not None
+            and self.fault is None
             and slot.seq_id in self._streams
             and slot.position < self._max_context
             and self._promises_more(slot.seq_id, most := min(slot.drafts.most, numbers[-1], self._most), found)
@@ -81,8 +89,12 @@ class UnseenDrafts:
         best = max(ask.most for ask in asks)
         room = next(number for number in numbers if number >= best)
         wanted = {slot.seq_id: slot.drafts.most for slot in slots if slot.drafts is not None}
-        counts = {ask.seq_id: min(room, self._most, wanted[ask.seq_id]) for ask in asks}
-        return {seq_id: count for seq_id, count in counts.items() if self._promises_more(seq_id, count, found)}
+        made = {ask.seq_id: min(room, self._most, wanted[ask.seq_id]) for ask in asks}
+        counts = {seq_id: count for seq_id, count in made.items() if self._promises_more(seq_id, count, found)}
+        if counts:  # drafts of a trial are verified, too
+            verified_s = costs.with_drafts(num_slots * max(counts.values())) - costs.with_drafts(0)
+            self._turn.owe(self.seconds(len(counts), max(counts.values())) + verified_s)
+        return counts
 
     def _promises_more(self, seq_id: int, count: int, found: Mapping[int, Sequence[float]]) -> bool:
         """Than what was found, by what this many drafts usually bring."""

@@ -99,13 +99,14 @@ class HarmonySplitter:
 
     def finish(self, *, is_cut: bool = False) -> Run:
         """What was held back. Where an answer was cut, what may be the beginning of a marker or of a message is left
-        out."""
+        out, and a call whose arguments did not begin is none."""
         held, self._held = self._held, ""
+        if is_cut:
+            return self._taken()
         if self._state == "text":
-            if not is_cut:
-                self._show(held)
+            self._show(held)
             self._end_message()
-        elif held.strip() and not is_cut:
+        elif held.strip():
             self._begin(_Header(is_thought=False))
             self._show(held)
         return self._taken()
@@ -189,7 +190,8 @@ class HarmonySplitter:
         kind = "reasoning" if self._message.is_thought else "content"
         if not self._has_text and self._has_shown[kind] and self._message.function is None:
             text = f"\n\n{text}"  # another message than what came before
-        self._has_text = self._has_shown[kind] = True
+        self._has_text = True
+        self._has_shown[kind] |= self._message.function is None  # of a call nothing is read
         self._shown[kind] += text
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from twostroke.models.heads.eagle3 import Eagle3Spec
+from twostroke.models.heads.eagle3 import Eagle3Head, Eagle3Spec
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec
 from twostroke.training.arithmetic import attend, in_heads, rms_norm, rotate, rotation
@@ -78,6 +78,12 @@ def fresh_weights(spec: Eagle3Spec, target: Target, target_ids: Tensor, seed: in
     weights["output"] = target.output[target_ids].clone()
     weights["final_norm"] = target.final_norm.clone()
     return weights
+
+
+def stored_head(stored: Eagle3Head, target: Target) -> Head:
+    """One that this package wrote."""
+    weights = {name: torch.from_numpy(one.to_float32()).to(target.device) for name, one in stored.tensors.items()}
+    return Head(stored.spec, weights, target.embedding, torch.from_numpy(stored.target_ids).to(target.device))
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from twostroke.models.heads.eagle3 import Eagle3Spec
 from twostroke.models.weights.write_safetensors import bfloat16, write_safetensors
 from twostroke.training.head import Head
 
+HEAD_FILE = "model.safetensors"
 _LAYER = "midlayer"
 _NAMES = {
     "fc": "fc.weight",
@@ -34,7 +35,7 @@ def write_head(folder: Path, head: Head, model: str) -> None:
     marks = np.zeros(spec.vocab_size, dtype=np.bool_)
     marks[target_ids] = True
     arrays |= {"d2t": target_ids - np.arange(len(target_ids), dtype=np.int64), "t2d": marks}
-    write_safetensors(folder / "model.safetensors", arrays, {"format": "pt"})
+    write_safetensors(folder / HEAD_FILE, arrays, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(_config(spec, model), indent=2) + "\n", encoding="utf-8")
 
 

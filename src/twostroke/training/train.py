@@ -19,11 +19,19 @@ from twostroke.core.units import size
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.offline import LLM
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.heads.eagle3 import load_eagle3
 from twostroke.training.answers import Deadline, Text, answers, draft_vocabulary, encode
-from twostroke.training.head import Head, fresh_weights, head_spec
-from twostroke.training.loop import STATE_FILE, StepReport, Training, TrainingSettings, keep_settings
+from twostroke.training.head import Head, fresh_weights, head_spec, stored_head
+from twostroke.training.loop import (
+    SETTINGS_FILE,
+    STATE_FILE,
+    StepReport,
+    Training,
+    TrainingSettings,
+    keep_settings,
+)
 from twostroke.training.prompts import Conversation, said
-from twostroke.training.published import write_head
+from twostroke.training.published import HEAD_FILE, write_head
 from twostroke.training.questions import about, questions
 from twostroke.training.report import Held, held_by_head, held_by_text
 from twostroke.training.target import Target, refuse
@@ -50,6 +58,8 @@ class Job:
     """That the model asks itself."""
     answer_s: float | None = None
     """Time for questions and answers: those that are not begun by then are not made."""
+    report_only: bool = False
+    """Of the head that is in the folder, without training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,8 @@ def train_drafter(
     """Tokens a step on held-out answers, of the head and of others. One engine answers, and is closed then: its memory
     is needed. Another, with little KV, reads the answers."""
     device = chosen_device(job.device)
+    if job.report_only:
+        _refuse_without_head(job)
     refuse(model, config)
     checkpoint, texts = _texts(build(model, config), conversations, job, watcher)
     gc.collect()
@@ -83,6 +95,8 @@ def _train(target: Target, name: str, texts: Sequence[Text], job: Job, watcher: 
     taught, held_out = _divided(texts, job.held_out)
     num_tokens = sum(len(text.answer) for text in taught)
     watcher.said(f"{len(taught)} answers of {num_tokens:,} tokens to learn from, {len(held_out)} held out")
+    if job.report_only:
+        return _report(target, stored_head(load_eagle3(job.folder, target.spec), target), held_out, job)
     head = _new_head(target, taught, job)
     watcher.said(f"the draft vocabulary has {_covered(head, held_out):.1%} of what was held out")
     training = Training(job.settings, target, head, taught)
@@ -95,16 +109,29 @@ def _train(target: Target, name: str, texts: Sequence[Text], job: Job, watcher: 
 
     def after_step(report: StepReport) -> None:
         if report.step % job.save_every == 0 or report.share >= 1.0:
+            write_head(job.folder, head, name)  # so a run that is stopped leaves one that drafts
             training.save(job.folder)
         watcher.trained(report)
 
     training.run(after_step)
     write_head(job.folder, head, name)
+    return _report(target, head, held_out, job)
+
+
+def _report(target: Target, head: Head, held_out: Sequence[Text], job: Job) -> list[Held]:
     most, longest = job.settings.num_drafts, job.settings.max_tokens
     report = [held_by_head(head, target, held_out, most, longest), *held_by_text(held_out, most, longest)]
     told = json.dumps([one.as_figures() for one in report], indent=2)
     (job.folder / REPORT_FILE).write_text(told + "\n", encoding="utf-8")
     return report
+
+
+def _refuse_without_head(job: Job) -> None:
+    """Without one of these files, other answers would be held out than the head did not learn from."""
+    wanted = [HEAD_FILE, SETTINGS_FILE, ANSWERS_FILE] + [QUESTIONS_FILE] * (job.num_questions > 0)
+    missing = next((name for name in wanted if not (job.folder / name).is_file()), None)
+    if missing is not None:
+        raise BadRequestError(f"there is nothing to report on: {job.folder} has no {missing}")
 
 
 def _texts(
@@ -120,8 +147,8 @@ def _texts(
         job.folder.mkdir(parents=True, exist_ok=True)
         keep_settings(job.folder, _identity(job, assembly.checkpoint.name, conversations))
         # A training that has begun goes on with the answers that there was time for.
-        has_begun = (job.folder / STATE_FILE).is_file()
-        most_s = 0.0 if has_begun and job.answer_s is not None else job.answer_s
+        has_begun = (job.folder / STATE_FILE).is_file() and job.answer_s is not None
+        most_s = 0.0 if has_begun or job.report_only else job.answer_s
         early, middle, late = (Deadline(most_s and most_s * share) for share in (QUESTIONS_SHARE, ANSWERS_SHARE, 1.0))
 
         def told(what: str) -> Callable[[int, int], None]:
@@ -136,8 +163,9 @@ def _texts(
         prompts = encode(llm, _mixed(conversations, [said(text) for text in asked]), longest)
         texts = answers(llm, prompts, job.max_answer_tokens, kept, told("answers"), middle)
         if job.num_questions:
-            prompts += encode(llm, about(llm, texts), longest)
-            texts = answers(llm, prompts, job.max_answer_tokens, kept, told("answers"), late)
+            # Without the prompts that there was no time for: this time is for what is asked about answers.
+            again = encode(llm, about(llm, texts), longest)
+            texts += answers(llm, again, job.max_answer_tokens, kept, told("answers"), late)
         watcher.said(f"{len(texts)} prompts are answered ({early.spent_s:.0f} s)")
         return assembly.checkpoint, texts
     finally:
@@ -167,7 +195,7 @@ def _identity(job: Job, model: str, conversations: Sequence[Conversation]) -> di
 
 def _new_head(target: Target, taught: Sequence[Text], job: Job) -> Head:
     spec = target.spec
-    wished = job.draft_vocab_size or max(1, spec.vocab_size // 6)
+    wished = job.draft_vocab_size if job.draft_vocab_size is not None else max(1, spec.vocab_size // 6)
     target_ids = torch.from_numpy(draft_vocabulary(taught, min(wished, spec.vocab_size), spec.vocab_size))
     own = head_spec(spec, target.taps, len(target_ids))
     target_ids = target_ids.to(target.device)

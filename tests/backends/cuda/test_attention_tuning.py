@@ -10,11 +10,12 @@ import torch
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import attention_table, attention_tuning
+from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.attention_cases import Model
 from twostroke.backends.cuda.attention_table import keep, settings_for, user_path
 from twostroke.backends.cuda.attention_tuning import models_of, tune_attention
-from twostroke.backends.cuda.kernels import prefill_attention
-from twostroke.backends.cuda.kernels.paged import WalkConfig
+from twostroke.backends.cuda.kernels import decode_cuts, prefill_attention
+from twostroke.backends.cuda.kernels.paged import AttentionShape, WalkConfig
 from twostroke.core.errors import BackendError
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import ModelSpec
@@ -61,8 +62,8 @@ def test_the_fastest_of_each_number_of_streams_becomes_a_row(
     (model,) = models_of(spec, torch.float32, device)
     own = [model.shape.head_dim] * 2
     assert [row["when"] for row in found.rows["decode"]] == [
-        {"head_dim": own, "tokens": [1, 1]},
-        {"head_dim": own, "tokens": [2, None]},
+        {"head_dim": own, "tokens": [1, 1], "window": [0, 0]},
+        {"head_dim": own, "tokens": [2, None], "window": [0, 0]},
     ]
     assert {row["use"]["block"] for row in found.rows["decode"]} == {16} and "decode cuts" not in found.rows
     (row,) = found.rows["plain prefill"]
@@ -76,6 +77,23 @@ def test_cuts_are_found_too(spec: ModelSpec, device: str, monkeypatch: pytest.Mo
     assert row["use"]["smallest_tokens"] == attention_tuning.CUTS[1].smallest_tokens and set(found.rows) == {
         "decode cuts"
     }
+    (model,) = models_of(spec, torch.float32, device)
+    facts = {"tokens": 3, "programs_per_sm": 3 * model.shape.kv_heads // model.num_sms}
+    further = {name: value for name, value in settings_for("decode cuts", **facts).items() if name.startswith("long_")}
+    assert further["long_tokens"] and further.items() <= row["use"].items(), "contexts beyond those that were measured"
+
+
+def test_cuts_of_long_contexts_stay_with_the_counts_that_have_them(
+    spec: ModelSpec, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is for several numbers of programs: it ends where long items are cut otherwise."""
+    if device == "cuda":
+        pytest.skip("the streams that fill a card have no room in this pool")
+    (model,) = models_of(spec, torch.float32, device)
+    monkeypatch.setattr(attention_tuning, "STREAMS", ((6 * model.num_sms // model.shape.kv_heads, 64),))
+    found = measured(spec, monkeypatch, device, attention_tuning.CUTS[1])
+    (row,) = found.rows["decode cuts"]
+    assert row["when"]["programs_per_sm"] == [4, 6] and row["use"]["long_tokens"] == 0
 
 
 def test_a_setting_that_is_wrong_is_never_chosen(spec: ModelSpec, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,3 +139,44 @@ def test_each_kind_of_attention_is_measured_once(tmp_path: Path) -> None:
     found = models_of(windowed, torch.float32, "cpu")
     assert all(isinstance(model, Model) for model in found)
     assert len(found) == len({(model.shape, model.scoring.window) for model in found}) == 2
+
+
+def test_layers_with_a_window_are_set_by_their_own_measurements(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3 has layers of both kinds, with heads of one size: what is fastest for the one leaves the other be."""
+    spec = load_checkpoint(make_tiny("gemma3", tmp_path / "model")[0]).spec
+    full, windowed = sorted(models_of(spec, torch.float32, device), key=lambda model: model.scoring.window or 0)
+    assert full.shape == windowed.shape and full.scoring.window is None
+    window = windowed.scoring.window
+    assert window is not None
+    for kind, fast in (("walks", FEW[0]), ("cuts", attention_tuning.CUTS[1])):
+        with monkeypatch.context() as patched:
+            patched.setattr(attention_tuning, "models_of", lambda *given: [windowed])
+            found = measured(spec, patched, device, fast)
+        assert not found.faults and found.rows, kind
+        assert {tuple(row["when"]["window"]) for rows in found.rows.values() for row in rows} == {(window, window)}
+        assert all(f"window {window}" in change.product for change in found.changes)
+        for kernel, rows in found.rows.items():
+            keep(CARD, {kernel: rows})
+            for row in rows:
+                facts = {name: low for name, (low, _) in row["when"].items()}
+                assert settings_for(kernel, CARD, **facts) == row["use"]
+                full_facts = facts | {"window": 0}
+                assert settings_for(kernel, CARD, **full_facts) == settings_for(kernel, **full_facts)
+
+
+def test_a_step_cuts_the_keys_of_each_window_by_its_own_row(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def noted(name: str, card: str = "", **facts: int) -> dict[str, object]:
+        asked.append((name, facts["window"]))
+        return settings_for(name, card, **facts)
+
+    decode_cuts.split_plan.cache_clear()
+    decode_cuts.decode_config.cache_clear()
+    monkeypatch.setattr(decode_cuts, "settings_for", noted)
+    shape = AttentionShape(4, 2, 16, 64, torch.float32)
+    attention = Attention(shape, device, 4)
+    attention.cut_decodes(torch.tensor([70, 90], dtype=torch.int32, device=device), (None, 16))
+    assert set(asked) == {(name, window) for name in ("decode", "decode cuts") for window in (0, 16)}

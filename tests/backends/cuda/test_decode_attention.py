@@ -62,8 +62,8 @@ def cut(positions, scratch, shape, *, window=None, plan=None, config=None, count
     if len(positions) == 1:
         return None
     items = scratch.new_items()
-    plan = plan or split_plan(len(positions), shape.kv_heads, scratch.num_sms)
-    config = config or decode_config(shape.head_dim, len(positions), positions.device)
+    plan = plan or split_plan(len(positions), shape.kv_heads, scratch.num_sms, window=window)
+    config = config or decode_config(shape.head_dim, len(positions), positions.device, window=window)
     cut_contexts(positions, items, plan, config, window=window, count=count)
     return items
 
@@ -182,7 +182,7 @@ def test_the_grid_holds_every_cut():
         contexts = rng.integers(1, 10 ** int(rng.integers(1, 6)), size=int(rng.integers(1, 300))).tolist()
         kv_heads, num_sms = int(rng.integers(1, 33)), int(rng.integers(1, 200))
         block = int(rng.choice([16, 32, 64, 128]))
-        plan = split_plan(len(contexts), kv_heads, num_sms)
+        plan = split_plan(len(contexts), kv_heads, num_sms, window=None)
         parts = cuts(contexts, plan, block)
         assert sum(parts) <= plan.max_items <= len(contexts) + most_items(kv_heads, num_sms, MOST_PROGRAMS_PER_SM)
         assert all(part <= -(-context // block) for part, context in zip(parts, contexts, strict=True))
@@ -190,7 +190,7 @@ def test_the_grid_holds_every_cut():
 
 def test_cuts_for_known_batches():
     def known(contexts):
-        return cuts(contexts, split_plan(len(contexts), 8, 132), 64)
+        return cuts(contexts, split_plan(len(contexts), 8, 132, window=None), 64)
 
     assert known([4096] * 64) == [3] * 64  # an SM has room for three programs: the last quarter of them would run alone
     assert known([2048] * 48) == [1] * 48
@@ -282,6 +282,6 @@ def test_rounds_are_large_where_two_programs_of_them_fit(monkeypatch, shared_kib
     target = Target(interpreted=False, capability=(8, 0), num_sms=80, shared_bytes=shared_bytes)
     monkeypatch.setattr(decode_cuts, "target_of", lambda device: target)
     device, choose = torch.device("cpu"), decode_cuts.decode_config.__wrapped__  # nothing remembered
-    assert choose(128, 2, device).block == block
-    assert choose(128, 1, device).block == 32, "a sequence alone is cut finer"
-    assert choose(256, 2, device).block == 32
+    assert choose(128, 2, device, window=None).block == block
+    assert choose(128, 1, device, window=None).block == 32, "a sequence alone is cut finer"
+    assert choose(256, 2, device, window=None).block == 32

@@ -51,8 +51,8 @@ def attended(queries, cache, rows, positions, scoring, shape, width, config, pla
     streams, device = len(queries) // width, queries.device
     scratch = DecodeScratch(streams, with_queries(shape, width), device, NUM_SMS, max_queries=streams * width)
     scratch.partials.fill_(float("nan"))
-    plan = plan or split_plan(streams, shape.kv_heads, NUM_SMS)
-    config = config or decode_config(shape.head_dim, streams, device)
+    plan = plan or split_plan(streams, shape.kv_heads, NUM_SMS, window=scoring.window)
+    config = config or decode_config(shape.head_dim, streams, device, window=scoring.window)
     items = None
     if streams > 1:
         items = scratch.new_items()

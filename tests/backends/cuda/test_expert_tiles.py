@@ -108,19 +108,19 @@ def test_candidates_are_accepted_or_declined_with_a_reason(product: Product) -> 
                 assert not isinstance(tile, str) or len(tile) > 10
                 taken |= {kernel.name} if not isinstance(tile, str) else set()
     assert "grouped_experts" in taken
-    assert product in ODD or {"packed_experts", "gluon_experts"} <= taken
+    assert product in ODD or {"packed_experts", "hopper_experts"} <= taken
 
 
 def test_what_they_do_not_take() -> None:
-    dense, gluon, packed = Product("gated", 768, 2048), HopperExperts(), PackedExperts()
+    dense, hopper, packed = Product("gated", 768, 2048), HopperExperts(), PackedExperts()
     settings = {"rows": 128, "outputs": 128, "stages": 4}
     for kernel in EXPERTS:
         assert "experts" in str(kernel.tile(dense, 8, H200, settings))
-    assert "Hopper" in str(gluon.tile(QWEN[0], 8, A100, settings))
-    assert "multiples" in str(gluon.tile(Product("gated", 72, 2048, experts=8), 8, H200, settings))
+    assert "Hopper" in str(hopper.tile(QWEN[0], 8, A100, settings))
+    assert "multiples" in str(hopper.tile(Product("gated", 72, 2048, experts=8), 8, H200, settings))
     assert "too many" in str(HopperTile(128, 256, 6).unfit(2048, 2048, gated=False))
     assert "rounds" in str(HopperTile(64, 64, 5).unfit(256, 64, gated=True))
-    assert gluon.tile(Product("join", 256, 128, experts=8), 8, H200, settings) == HopperTile(128, 128, 2)
+    assert hopper.tile(Product("join", 256, 128, experts=8), 8, H200, settings) == HopperTile(128, 128, 2)
     tile = {"rows": 8, "groups": 2, "units": 2}
     assert "at most" in str(packed.tile(replace(QWEN[0], experts=MAX_PACKED_EXPERTS + 1), 8, H200, tile))
     assert "packed form" in str(packed.tile(Product("join", 512, 704, experts=8), 8, H200, tile)), (

@@ -22,15 +22,16 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends import cuda
 from twostroke.backends.cuda import FACTORY
-from twostroke.backends.cuda.kernels.float8_tiles import Float8Tile, LibraryTile, in_float8
+from twostroke.backends.cuda.kernels.float8_tiles import ROWS_FLOAT8, Float8Tile, LibraryTile, in_float8
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, GROUPED_CODES, INT4, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
-from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.kernels.product import Product, Role
+from twostroke.backends.cuda.layer_matrices import layer_matrices
 from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
-from twostroke.backends.cuda.model_matrices import held_of, held_on
+from twostroke.backends.cuda.model_matrices import held_of, held_on, unpacked_weights
 from twostroke.backends.cuda.products import LAUNCHES, Products, ProductScratch, Stream
 from twostroke.backends.cuda.stored_codes import Held
-from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, table_for
 from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
@@ -38,6 +39,7 @@ from twostroke.models.weights.tensor import WeightKind
 
 BF16 = torch.bfloat16
 BLOCKS = next(code for code in GROUPED_CODES if code.name == "fp8_128")
+SHAPES = Path(__file__).parents[3] / "bench" / "shapes"
 ASKED = replace(HOPPER, prefers_float8=True)
 TILE = {"rows": 64, "outputs": 64, "num_warps": 4, "num_stages": 4}
 GATED = Product("gated", 14336, 4096)
@@ -70,10 +72,21 @@ def test_a_line_says_where_float8_is_faster() -> None:
         assert choices.of(GATED, 512, (fast, base)).kernel.name == "fp8_128_unpacked", "measured, and slower"
         assert choices.of(GATED, 2048, (fast, base)).tile == Float8Tile(**TILE)
         assert choices.of(GATED, 8, (fast, base)).kernel.name == "fp8_128"
-    library = {fast: (TableLine(1024, NO_END, "fp8_128_float8_library"),), base: measured[base]}
-    choices = Choices(Table("a test", {GATED: library}), HOPPER)
-    assert choices.of(GATED, 2048, (fast, base)).tile == LibraryTile()
-    assert choices.of(GATED, 2047, (fast, base)).kernel.name == "fp8_128_unpacked", "the library takes rows in fours"
+
+
+@pytest.mark.parametrize("rows", [1024, 1025, 1026, 2047])
+def test_the_library_takes_any_number_of_rows(rows: int) -> None:
+    """And is met before steps are that long: lines begin behind a number that was measured, which no four divides."""
+    fast, base = forms_of(BLOCKS)
+    library = {fast: (TableLine(1024, NO_END, "fp8_128_float8_library"),)}
+    lines = {**library, base: (TableLine(1, NO_END, "fp8_128_unpacked"),)}
+    choices = Choices(Table("a test", {GATED: lines}), HOPPER)
+    assert choices.of(GATED, rows, (fast, base)).tile == LibraryTile()
+    assert (1024, LibraryTile()) in [(met, one.tile) for met, one in choices.later_lines(GATED, (fast, base), 256)]
+    (line,) = library[fast]
+    lines[fast] = (replace(line, first=rows),)
+    choices = Choices(Table("a test", {GATED: lines}), HOPPER)
+    assert (rows, LibraryTile()) in [(met, one.tile) for met, one in choices.later_lines(GATED, (fast, base), 256)]
 
 
 def test_who_asked_gets_it_where_only_the_base_was_measured() -> None:
@@ -96,7 +109,57 @@ def test_experts_that_few_rows_meet_are_read_as_they_are() -> None:
     assert plain.of(product, 512 * 128, forms_of(FP8_UNITS)).kernel.name == "fp8_units_unpacked_experts"
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
+def test_room_for_experts_in_another_form_is_reserved_where_one_is_chosen() -> None:
+    """By the rule, by whoever asked for float8, or by a line: from the number of rows on at which it is."""
+    spec = random_checkpoint(SHAPES / "qwen3-30b-a3b", WeightKind.BF16).spec
+    names = frozenset(one.name for one in layer_matrices(spec, 0) if one.product.experts)
+    plain = Held(dict.fromkeys(names, FP8_UNITS), experts=names)
+    rounds, whole = replace(plain, in_float8=names), 128 * 2 * 768 * 2048
+    gated = Product("gated", 768, 2048, experts=128)
+    line = Table("a test", {gated: {FP8_UNITS.name: (TableLine(16384, NO_END, "fp8_units_unpacked_experts"),)}})
+    nothing = Table("empty", {})
+    for own, table, card, least in (
+        (plain, nothing, HOPPER, 4097),  # 256 rows of each expert, and one
+        (rounds, nothing, HOPPER, 4097),
+        (rounds, nothing, ASKED, 1024),
+        (plain, line, HOPPER, 2048),
+    ):
+        choices = Choices(table, card)
+        assert unpacked_weights(spec, own, least - 1, choices) == 0
+        assert unpacked_weights(spec, own, least, choices) >= whole
+    assert unpacked_weights(spec, plain, 1024) >= whole, "whatever is chosen"
+
+
+def test_lines_of_another_size_are_met_at_a_start_too() -> None:
+    """Of a product whose own lines are of other forms."""
+    near, (fast, base) = Product("gated", 12288, 4096), forms_of(BLOCKS)
+    lines = {
+        fast: (TableLine(1025, NO_END, "fp8_128_float8", TILE),),
+        base: (TableLine(257, NO_END, "fp8_128_unpacked"),),
+    }
+    table = Table("a test", {GATED: lines, near: {"plain": (TableLine(1, NO_END, "cublas"),)}})
+    choices = Choices(table, HOPPER)
+    assert choices.of(near, 2048, (fast, base)).tile == Float8Tile(**TILE)
+    assert (1025, Float8Tile(**TILE)) in [
+        (rows, one.tile) for rows, one in choices.later_lines(near, (fast, base), 256)
+    ]
+
+
+@pytest.mark.parametrize("code", [FP8_UNITS, ROWS_FLOAT8[0]], ids=lambda code: code.name)
+@pytest.mark.parametrize("role", ["gated", "join"])
+def test_every_tile_of_experts_is_met_at_a_start(role: Role, code: Code) -> None:
+    """Also that of exactly 64 rows an expert: a chunk of 1,024 tokens, eight experts of 128 each."""
+    product = Product(role, 768, 2048, experts=128)
+    forms = forms_of(code)
+    for table in (Table("empty", {}), table_for(H200.name)):
+        choices = Choices(table, replace(ASKED, has_hopper_kernels=code is FP8_UNITS))
+        met = {(one.kernel.name, one.tile) for _, one in choices.later_lines(product, forms, 0)}
+        counts = [1, 64, 65, 8191, 8192, 8193, 16384, 32768, 32769, 65536]
+        asked = {(one.kernel.name, one.tile) for one in (choices.of(product, rows, forms) for rows in counts)}
+        assert asked <= met and len([name for name, _ in asked if "_float8_experts" in name]) == 2
+
+
+@pytest.mark.parametrize(("has_bias", "rows"), [(False, 8), (True, 7), (False, 5)])
 @pytest.mark.parametrize(
     ("kernel", "code"),
     [
@@ -105,15 +168,19 @@ def test_experts_that_few_rows_meet_are_read_as_they_are() -> None:
         pytest.param("int4_128_float8", INT4, marks=pytest.mark.slow),
     ],
 )
-def test_a_layer_s_products(kernel: str, code: Code, has_bias: bool, device: str, tmp_path: Path) -> None:
-    """Plain, gated and joined to the residual stream; the scratch is as large as the held form needs."""
+def test_a_layer_s_products(kernel: str, code: Code, has_bias: bool, rows: int, device: str, tmp_path: Path) -> None:
+    """Plain, gated and joined to the residual stream; the scratch is as large as the held form needs. What lies behind
+    the last row, which the library multiplies along, is in no result."""
     if device == "cuda" and not H200.has_hopper_kernels:
         pytest.skip("needs Hopper")
     made = make_tiny("llama", tmp_path, hidden_size=192, intermediate_size=320)[0]
     spec = random_checkpoint(made, WeightKind.BF16).spec
-    hidden, inner, rows = 192, 320, 8
+    hidden, inner = 192, 320
     own = Held({"": code}, in_float8=frozenset(("",)))
     scratch = ProductScratch(spec, rows, BF16, torch.device(device), own)
+    scratch.rounded.data.fill_(127)
+    scratch.rounded.scales.fill_(float("nan"))
+    scratch.results.fill_(float("nan"))
     settings = {} if "library" in kernel else {"rows": 16, "outputs": 32, "num_warps": 4, "num_stages": 2}
     x, norm = torch.randn(rows, hidden, device=device).to(BF16), torch.ones(hidden, dtype=BF16, device=device)
 

@@ -3,6 +3,8 @@ those of float64 over what was multiplied; of one matrix and of experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.backends.cuda.packed_case import activated, assert_near
@@ -197,6 +199,27 @@ def test_a_product_of_experts(
         sums = [part + own.double() for part, own in zip(sums, bias, strict=True)]
     assert_near(guard[:num_pairs], activated(torch.cat(sums).float(), kind), BF16)
     assert guard[num_pairs].isnan().all(), "written behind the last row"
+
+
+@pytest.mark.parametrize("in_bulk", [True, False])
+@pytest.mark.parametrize("code", [code for code in ROWS_FLOAT8 if code.by_rows.group in (32, 64)], ids=lambda c: c.name)
+def test_nothing_is_read_behind_the_last_scale(
+    code: Code, in_bulk: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are padded to whole groups of 128, and scales of experts' rows are not: behind the last lies another's."""
+    if not in_bulk:
+        monkeypatch.setattr(float8_products, "can_copy_in_bulk", lambda matrix: False)
+    form = drawn(Product("join", 24, 160, experts=2), code, device)
+    assert isinstance(form, ExpertMatrix)
+    memory = torch.full((form.scales.numel() + 8,), float("nan"), device=device)
+    scales = memory[: form.scales.numel()].view_as(form.scales)
+    form = replace(form, scales=scales.copy_(form.scales))
+    starts, pairs = torch.tensor([0, 3, 20]).to(device, torch.int32), torch.arange(20).to(device, torch.int32)
+    x, out = torch.randn(20, 160, device=device).to(BF16), torch.empty(20, 24, dtype=BF16, device=device)
+    weights = brought(form)
+    float8_matmul(room_for(x).rounded(x), weights, out, tile=SMALL, order=Order(pairs, starts, 1))
+    sums = [part @ own.t() for part, own in zip(rounded(x).split([3, 17]), spread(weights), strict=True)]
+    assert_near(out, torch.cat(sums).float(), BF16)
 
 
 def test_the_library_says_the_same(device: str) -> None:

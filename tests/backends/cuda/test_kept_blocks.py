@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tests.backends.cuda.engines import Sizes, play, request
@@ -91,6 +92,25 @@ def test_what_is_spilled_comes_back_in_other_blocks(backend: CudaBackend, device
         assert kept.view(group, 20) == before[group][: form.num_bytes]
 
 
+@pytest.mark.parametrize("kv", ["fp8", "int8"])
+def test_narrow_kv_comes_back_with_its_scales(gemma: Checkpoint, device: str, kv: str) -> None:
+    """Every byte of a block, whatever it means, by way of host memory."""
+    narrow = replace(SIZES, num_blocks=24).on_device(gemma, device, kv=kv)
+    kept, generator = CudaKeptBlocks(narrow._kv, [30, 30], torch.device(device)), np.random.default_rng(7)
+    assert narrow.block_format != SIZES.on_device(gemma, device).block_format
+    for group, form in enumerate(narrow.block_format.groups):
+        before = memoryview(bytearray(generator.bytes(form.num_bytes * 11)))
+        narrow.write_blocks(group, range(11), before)
+        kept.start(Step(2 * group, spills=tuple(BlockCopy(group, block, 20 - block) for block in range(11))))
+        narrow.write_blocks(group, range(11), memoryview(bytearray(before.nbytes)))
+        kept.start(Step(2 * group + 1, loads=tuple(BlockCopy(group, block + 12, 20 - block) for block in range(11))))
+        kept.wait(kept.awaited((BlockGrant(0, group, 0, (12, 13)),)))
+        after = memoryview(bytearray(before.nbytes))
+        narrow.read_blocks(group, range(12, 23), after)
+        assert after == before
+        assert kept.view(group, 20) == before[: form.num_bytes]
+
+
 def tiered(checkpoint: Checkpoint, backend: CudaBackend, layout: KVLayout, slots: int) -> Engine:
     config = SchedulerConfig(max_context=48, max_tokens_per_step=16, max_running=2)
     num_slots = [slots] * len(layout.groups)
@@ -100,8 +120,9 @@ def tiered(checkpoint: Checkpoint, backend: CudaBackend, layout: KVLayout, slots
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kv", [None, "fp8", "int8"])
 def test_an_engine_with_tiers_says_what_one_without_says(
-    gemma: Checkpoint, device: str, monkeypatch: pytest.MonkeyPatch
+    gemma: Checkpoint, device: str, kv: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a step that reads blocks on their way is told to wait for them: for all, where a graph computes it, else
     layer by layer, as one does that wants prompt logprobs."""
@@ -121,7 +142,7 @@ def test_an_engine_with_tiers_says_what_one_without_says(
     requests.append(request("logprobs", range(20), max_tokens=1, prompt_logprobs=0))
     answers = []
     for slots in (0, 20):
-        engine = tiered(gemma, SIZES.on_device(gemma, device), SIZES.layout(gemma), slots)
+        engine = tiered(gemma, SIZES.on_device(gemma, device, kv=kv), SIZES.layout(gemma), slots)
         answers.append(play(engine, requests).tokens)
         assert waited == ([0, 1] * (len(waited) // 2) if slots else [])
         hits = engine.scheduler.counts().tier_hit_tokens

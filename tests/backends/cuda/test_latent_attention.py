@@ -87,7 +87,7 @@ def test_decode(device, lengths, heads, rank, rotated, dtype, plan):
     items = None
     if len(order) > 1:
         items = scratch.new_items()
-        cut_contexts(positions, items, plan or split_plan(len(order), shape.kv_heads, 4), CONFIG)
+        cut_contexts(positions, items, plan or split_plan(len(order), shape.kv_heads, 4, window=None), CONFIG)
     out = torch.full((len(order), heads, rank), float("nan"), dtype=dtype, device=device)
     for _ in range(2):  # counters are left as they were found
         attend_latent_decode(

@@ -139,9 +139,25 @@ def test_what_a_user_measured_goes_first_and_is_kept_with_what_was_before(
     assert table_for("NVIDIA H100").borrowed[gates] == before, "another device's"
     path.write_text(path.read_text().replace("gemv", "gone").replace("cublas", "cublas"))
     assert Choices(table_for("NVIDIA H200"), H200).of(own, 9, BOTH).kernel.name == "cublas", "a kernel that is no more"
+    assert (
+        Choices(table_for("NVIDIA H200"), H200)
+        .note([own], "m")
+        .endswith("lines of gone are ignored, as there is no such kernel any more")
+    )
     path.write_text("{")
     with pytest.raises(BackendError, match="cannot be read"):
         table_for("NVIDIA H200")
+
+
+def test_a_kernel_is_known_by_its_former_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    experts = Product("gated", 5 * 64, 7 * 64, experts=8)
+    settings: Settings = {"rows": 128, "outputs": 128, "stages": 4}
+    path = keep("NVIDIA H200", {experts: {"plain": (TableLine(1, NO_END, "hopper_experts", settings),)}})
+    path.write_text(path.read_text().replace("hopper_experts", "gluon_experts"))
+    table = table_for("NVIDIA H200")
+    (line,) = table.products[experts]["plain"]
+    assert (line.kernel, line.settings) == ("hopper_experts", settings) and not table.unknown
 
 
 def test_settings_of_another_version_are_declined() -> None:

@@ -25,7 +25,7 @@ from twostroke.backends.cuda.model_matrices import MLP_KINDS, held_of, held_on
 from twostroke.backends.cuda.products import Products, card_of
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO, Held, as_units
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, parse, table_for
-from twostroke.backends.cuda.tuning import Tuner, _extend, tune
+from twostroke.backends.cuda.tuning import Tuner, extend, tune
 from twostroke.backends.cuda.tuning_cases import Case, Trial
 from twostroke.backends.cuda.tuning_pool import Pool, held_products
 from twostroke.core.formats import Formats
@@ -122,19 +122,20 @@ def test_what_is_wrong_is_never_chosen(spec: ModelSpec, device: str, monkeypatch
 def test_experts_without_gates_that_read_fewer_numbers(
     role: str, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`products_of` has them ahead of the shared expert's, and of what brings tokens to them."""
+    """They come ahead of the shared expert's, and of what brings tokens to them."""
     kinds = ["linear_attention", "full_attention", "moe"]
     folder, _ = make_tiny("nemotron_h_latent", tmp_path, layers_block_type=kinds, n_routed_experts=4)
     spec = load_checkpoint(folder).spec
-    for product in products_of(spec):
-        if product.role == role:
-            pool = Pool(spec, products_of(spec), 4, F32, torch.device(device))
+    products = held_products(spec)
+    for held in products:
+        if held.product.role == role:
+            pool = Pool(spec, products, 4, F32, torch.device(device))
             now = Choices(table_of({"plain": (TableLine(1, NO_END, "cublas"),)}), pool.card)
-            tuner = Tuner(spec, product, pool, now, Choices(Table("so far", {}), pool.card))
+            tuner = Tuner(spec, held, pool, now, Choices(Table("so far", {}), pool.card))
             monkeypatch.setattr(tuning, "graph_us", lambda case, trials, replays: [1.0 for _ in trials])
-            each = spec.moe.experts_per_token if spec.moe is not None and product.experts else 1
+            each = spec.moe.experts_per_token if spec.moe is not None and held.product.experts else 1
             assert tuner.measure((each, 4 * each), AN_HOUR)["plain"]
-            assert not tuner.faults, product
+            assert not tuner.faults, held
 
 
 @pytest.mark.parametrize("role", ["gated", "join"])
@@ -156,7 +157,7 @@ def test_experts_are_measured_in_their_block(
 def test_lines_that_say_the_same_are_one() -> None:
     lines: list[TableLine] = []
     for first, last, kernel in ((1, 1, "gemv"), (2, 2, "gemv"), (3, 8, "cublas"), (9, 16, "gemv"), (25, 32, "gemv")):
-        _extend(lines, TableLine(first, last, kernel, {}, float(last)))
+        extend(lines, TableLine(first, last, kernel, {}, float(last)))
     assert [(line.first, line.last, line.kernel, line.measured_us) for line in lines] == [
         (1, 2, "gemv", 2.0),
         (3, 8, "cublas", 8.0),

@@ -196,6 +196,7 @@ class CudaFactory:
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
         from twostroke.backends.cuda.products import card_of
         from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
+        from twostroke.backends.cuda.tuned_table import Choices
         from twostroke.backends.cuda.verify import most_queries
 
         free, total = torch.cuda.mem_get_info()
@@ -204,7 +205,8 @@ class CudaFactory:
         held = held_on(held_of(checkpoint, formats), checkpoint.spec, card)
         num_tokens = sizes.max_tokens_per_step
         num_queries = most_queries(min(sizes.max_running, num_tokens), num_tokens)
-        buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries)
+        choices = Choices.on(replace(card, prefers_float8=formats.arithmetic == "fp8"))
+        buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries, choices)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
         weight_bytes = held_weight_bytes(checkpoint, formats, card) + quantising_bytes(checkpoint, formats)
@@ -252,10 +254,10 @@ class CudaFactory:
         spec, started_s, dtype = checkpoint.spec, time.perf_counter(), DTYPES[formats.arithmetic]
         progress(0, 1, "attention")
         found = tune_attention(spec, dtype, started_s + ATTENTION_SHARE * seconds)
+        keep(torch.cuda.get_device_name(), found.rows)  # whatever becomes of the products
         held = held_on(held_of(checkpoint, formats), spec, card_of(torch.device("cuda"), dtype))
         left_s = seconds - (time.perf_counter() - started_s)
         report = tune(spec, dtype, left_s, progress, held)
-        keep(report.device, found.rows)
         changes, faults = [*found.changes, *report.changes], [*found.faults, *report.faults]
         return replace(report, changes=changes, faults=faults, seconds=time.perf_counter() - started_s)
 

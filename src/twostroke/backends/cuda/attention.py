@@ -68,9 +68,10 @@ class Attention:
         shape, number = self.shape, len(positions) // width
         if number == 1:
             return
-        plan = split_plan(number, shape.kv_heads, self.num_sms, target_of(self.device).name)
-        config = decode_config(shape.head_dim, number, self.device)
+        card = target_of(self.device).name
         for window in windows:
+            plan = split_plan(number, shape.kv_heads, self.num_sms, card, window=window)
+            config = decode_config(shape.head_dim, number, self.device, window=window)
             if window not in self._decode_items:
                 self._decode_items[window] = self._decode_scratch.new_items()
             items = self._decode_items[window]

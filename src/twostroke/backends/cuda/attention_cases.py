@@ -1,5 +1,5 @@
-"""Attention as it is measured: one layer's KV of random numbers, block tables over pages of it in random order, so many
-that no cache holds what they name, and plain float32 to compare with."""
+"""Attention as it is measured: one layer's KV of random numbers, block tables over pages of it in random order, more
+than any cache holds, and plain float32 to compare with."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,11 +15,11 @@ import torch
 
 from twostroke.backends.cuda.attention import INTERPRETED_SMS, MOST_TOGETHER, choose_prefill
 from twostroke.backends.cuda.attention_cases import Model, Pool, graph_seconds, relative_error
-from twostroke.backends.cuda.attention_table import Row
+from twostroke.backends.cuda.attention_table import Row, settings_for
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.kernels import flash_prefill, prefill_attention
 from twostroke.backends.cuda.kernels.decode_attention import MAX_GROUP, DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.decode_cuts import CutRule, cut_contexts, decode_config, split_plan
+from twostroke.backends.cuda.kernels.decode_cuts import CutRule, SplitPlan, cut_contexts, decode_config, split_plan
 from twostroke.backends.cuda.kernels.flash_prefill import FlashOptions
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring, WalkConfig
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
@@ -105,6 +105,21 @@ class _Measuring:
         self._drawn = torch.Generator().manual_seed(1)
 
     @property
+    def _window(self) -> int | None:
+        return self._model.scoring.window
+
+    @property
+    def _name(self) -> str:
+        """Layers that differ in their window alone are measured apart, and told apart."""
+        shape = self._model.shape
+        return f"{shape.heads} x {shape.head_dim}" + (f", window {self._window}" if self._window else "")
+
+    def _cut_now(self, streams: int) -> SplitPlan:
+        return split_plan(
+            streams, self._model.shape.kv_heads, self._model.num_sms, self._target.name, window=self._window
+        )
+
+    @property
     def _is_over(self) -> bool:
         return time.perf_counter() > self._until_s
 
@@ -119,54 +134,65 @@ class _Measuring:
                 return
             step = _Decodes(self._model, self._pool, streams, context)
             tokens = [before + 1, None if streams == last else streams]
-            walk = decode_config(shape.head_dim, streams, step.positions.device)
-            cut = split_plan(streams, shape.kv_heads, self._model.num_sms, self._target.name)
-            of = f"decode attention {shape.heads} x {shape.head_dim}", streams
+            walk = decode_config(shape.head_dim, streams, step.positions.device, window=self._window)
+            cut = self._cut_now(streams)
+            of = f"decode attention {self._name}", streams
             trials = (partial(step.trial, setting, setting, cut) for setting in (walk, *_others(walk, WALKS)))
             best = self._best(of, trials, step.error)
             if best is None:
                 continue
             assert isinstance(best, WalkConfig)
             if best != walk:
-                when = {"head_dim": [shape.head_dim] * 2, "tokens": tokens}
+                when = {"head_dim": [shape.head_dim] * 2, "tokens": tokens, "window": [self._window or 0] * 2}
                 self._found.rows.setdefault("decode", []).append({"when": when, "use": asdict(best)})
             if streams > 1:
                 self._cuts(step, best, of)
 
     def _cuts(self, step: _Decodes, walk: WalkConfig, of: tuple[str, int]) -> None:
+        """Long items, which no context here has, are cut further as they were."""
         kv_heads, num_sms = self._model.shape.kv_heads, self._model.num_sms
-        now = split_plan(step.streams, kv_heads, num_sms, self._target.name)
-        rules = [None, *(rule for rule in CUTS if rule.plan(step.streams, kv_heads, num_sms) != now)]
-        trials = (
-            partial(step.trial, rule, walk, now if rule is None else rule.plan(step.streams, kv_heads, num_sms))
-            for rule in rules
-        )
+        now, window = self._cut_now(step.streams), self._window or 0
+        programs = step.streams * kv_heads // num_sms
+
+        def of_long_items(programs_per_sm: int) -> dict[str, int]:
+            facts = {"tokens": step.streams, "programs_per_sm": programs_per_sm, "window": window}
+            known = settings_for("decode cuts", self._target.name, **facts)
+            return {name: value for name, value in known.items() if name.startswith("long_")}
+
+        further = of_long_items(programs)
+        plans = {rule: replace(rule, **further).plan(step.streams, kv_heads, num_sms) for rule in CUTS}
+        trials = [partial(step.trial, None, walk, now)]
+        trials += [partial(step.trial, rule, walk, plan) for rule, plan in plans.items() if plan != now]
         best = self._best((f"cuts of {of[0]}", of[1]), trials, step.error)
         if isinstance(best, CutRule):
-            programs = step.streams * kv_heads // num_sms
-            when = {"tokens": [step.streams // 2 + 1, step.streams], "programs_per_sm": [programs // 2, programs]}
-            self._found.rows.setdefault("decode cuts", []).append({"when": when, "use": asdict(best)})
+            fewest = next(each for each in range(programs // 2, programs + 1) if of_long_items(each) == further)
+            when = {
+                "tokens": [step.streams // 2 + 1, step.streams],
+                "programs_per_sm": [fewest, programs],
+                "window": [window] * 2,
+            }
+            use = asdict(replace(best, **further))
+            self._found.rows.setdefault("decode cuts", []).append({"when": when, "use": use})
 
     def prompts(self) -> None:
-        shape, window = self._model.shape, self._model.scoring.window
+        shape, window = self._model.shape, self._window
         kernel, _ = choose_prefill(shape, self._target)
         for tokens in CHUNKS:
             if self._is_over or tokens > self._pool.num_blocks * PAGE:
                 return
             step = _Chunk(self._model, self._pool, tokens)
             rows = step.work.tile_rows
-            of = f"prompt attention {shape.heads} x {shape.head_dim}", tokens
-            when = {"head_dim": [shape.head_dim] * 2, "tile_rows": [rows, rows]}
+            of = f"prompt attention {self._name}", tokens
+            when = {"head_dim": [shape.head_dim] * 2, "tile_rows": [rows, rows], "window": [window or 0] * 2}
             if kernel is flash_prefill:
                 options = flash_prefill.options_for(shape, rows, window, self._target.name)
                 others = _others(options, [FlashOptions(rows, keys) for keys in FLASH_KEYS])
                 trials = (partial(step.trial, one, flash_prefill.attend, options=one) for one in (options, *others))
                 best = self._best(of, trials, step.error)
                 if isinstance(best, FlashOptions) and best != options:
-                    when["window"] = [window or 0] * 2
                     self._found.rows.setdefault("flash prefill", []).append({"when": when, "use": {"keys": best.keys}})
                 continue
-            config = prefill_attention.prefill_config(rows, shape.head_dim, self._target)
+            config = prefill_attention.prefill_config(rows, shape.head_dim, self._target, window=window)
             others = _others(config, PROMPT_WALKS)
             trials = (partial(step.trial, one, prefill_attention.attend, config=one) for one in (config, *others))
             best = self._best(of, trials, step.error)

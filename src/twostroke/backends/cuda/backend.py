@@ -18,6 +18,7 @@ from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.draft_blocks import AllBlocks
 from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.graphs import GraphCache
+from twostroke.backends.cuda.guarded_drafter import GuardedDrafter
 from twostroke.backends.cuda.guessing import Guesser
 from twostroke.backends.cuda.kept_blocks import BATCH_BLOCKS, CudaKeptBlocks
 from twostroke.backends.cuda.kernels.paged import NO_SCALES
@@ -108,7 +109,7 @@ class CudaBackend:
         max_sampled = max(max_rows + MAX_CHUNKS, max_queries)  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
-        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries)
+        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held, max_queries, choices)
         one_byte = OneByteKV.of(checkpoint, formats, device)
         kernels = kernels_of(
             spec,
@@ -137,13 +138,14 @@ class CudaBackend:
         self.max_drafts = max_drafts
         self._drafter = None if drafter is None else drafter(self._parts)
         self._blocks = AllBlocks(layout, kv, None if self._drafter is None else self._drafter.blocks)
-        if self._drafter is not None:
-            self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
+        guarded = None if self._drafter is None else GuardedDrafter(self._drafter)
+        if self._drafter is not None and guarded is not None:
+            self._parts.decoder.keep(self._drafter.taps, guarded.follow)
         self._listener = listener
         if listener is not None:
             self._parts.decoder.keep(listener.layers, lambda done, taps: None)
         self._decodes = DecodePath(self._parts, max_rows)
-        self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
+        self._verifies = VerifyPath(self._parts, max_rows, guarded, forced) if max_drafts else None
         beside = () if self._drafter is None else self._drafter.kernels
         self._vectors = None
         if checkpoint.pooling is not None:
@@ -153,10 +155,12 @@ class CudaBackend:
         self._guesser.matcher_of = rows.grammars.known_matcher
         if self._drafter is not None:
             own = self._drafter
-            self.unseen = UnseenDrafts(own.name, own.source, own.seconds, own.most, own.max_context)
-            self._guesser.unseen = self.unseen
+            unseen = UnseenDrafts(own.name, own.source, own.seconds, own.most, own.max_context)
+            self.unseen = self._guesser.unseen = unseen
         self._results = Results(max(max_rows, max_queries), device)
         times = self._get_ready(partial(loader.fill, progress), weights)
+        if guarded is not None and self.unseen is not None:
+            guarded.guard(self.unseen.give_up)
         rest_s = time.perf_counter() - started_s - times.weights_s
         graphs = self._parts.graphs
         again = f", {graphs.num_made_again} of them made again" if graphs.num_made_again else ""

@@ -16,6 +16,7 @@ from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.recurrent import RecurrentBuffers
 from twostroke.backends.cuda.state_shape import mixer_of
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
+from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.spec import LatentAttention, ModelSpec
 
 
@@ -31,8 +32,10 @@ class Buffers:
         dtype: torch.dtype,
         held: Held = AS_COMPUTED,
         num_queries: int = 0,
+        choices: Choices | None = None,
     ) -> None:
-        """`held`: how layers' matrices are held. `num_queries`: of a step that verifies drafts, at most."""
+        """`held`: how layers' matrices are held. `num_queries`: of a step that verifies drafts, at most. `choices`: of
+        kernels, as far as room depends on them."""
 
         def empty(width: int) -> torch.Tensor:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
@@ -55,7 +58,7 @@ class Buffers:
         self.products = ProductScratch(spec, num_tokens, dtype, device, held)
         self.experts = None
         if spec.moe is not None:
-            unpacked = unpacked_weights(spec, held, num_tokens)
+            unpacked = unpacked_weights(spec, held, num_tokens, choices)
             in_float8 = not held.in_float8.isdisjoint(held.experts)
             self.experts = MoeScratch(
                 spec.moe, spec.hidden_size, num_tokens, dtype, device, unpacked, in_float8=in_float8

@@ -172,10 +172,11 @@ class Eagle3Drafter:
         """As `Attention.cut_decodes`."""
         number, head_dim = len(positions), self._spec.layer.grouped.head_dim
         if number > 1:
-            card = target_of(positions.device).name
-            plan = split_plan(number, self._spec.layer.grouped.num_kv_heads, self._scratch.num_sms, card)
-            config = decode_config(head_dim, number, positions.device)
-            cut_contexts(positions, self._items, plan, config, window=self._scoring.window)
+            card, window = target_of(positions.device).name, self._scoring.window
+            kv_heads = self._spec.layer.grouped.num_kv_heads
+            plan = split_plan(number, kv_heads, self._scratch.num_sms, card, window=window)
+            config = decode_config(head_dim, number, positions.device, window=window)
+            cut_contexts(positions, self._items, plan, config, window=window)
 
     def _guess(
         self, inputs: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor

@@ -91,7 +91,7 @@ class LatentKernels:
         """As `Attention.cut_decodes`; there are no windows."""
         number = len(positions)
         if number > 1:
-            plan = split_plan(number, self.shape.kv_heads, self.num_sms, target_of(self.device).name)
+            plan = split_plan(number, self.shape.kv_heads, self.num_sms, target_of(self.device).name, window=None)
             config = latent_config(self.shape, number, self.device)
             cut_contexts(positions, self._items, plan, config, count=count)
 

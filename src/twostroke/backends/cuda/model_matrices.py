@@ -8,10 +8,11 @@ from dataclasses import replace
 from math import prod
 
 from twostroke.backends.cuda.kernels.expert_tiles import LEAST_UNPACKED_ROWS, MAX_PACKED_EXPERTS, in_thousandths
-from twostroke.backends.cuda.kernels.float8_tiles import float8_bytes, is_whole_in_float8
+from twostroke.backends.cuda.kernels.float8_tiles import float8_bytes, in_float8, is_whole_in_float8
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
 from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, can_be_units
 from twostroke.backends.cuda.kernels.product import Card, Product
+from twostroke.backends.cuda.kernels.product_kernels import NEEDS_ROOM
 from twostroke.backends.cuda.layer_matrices import ModelMatrix, layer_matrices, matrices_of
 from twostroke.backends.cuda.stored_codes import (
     AS_COMPUTED,
@@ -199,14 +200,26 @@ _codes_of: list[tuple[Checkpoint, Formats, dict[str, Code]]] = []
 """By tensor, of the checkpoint that was asked about last: whoever prices a model asks for each of its tensors."""
 
 
-def unpacked_weights(spec: ModelSpec, held: Held, num_tokens: int) -> int:
-    """Of the largest matrix of all experts that steps of `num_tokens` tokens, at most, bring from units to floats."""
+def unpacked_weights(spec: ModelSpec, held: Held, num_tokens: int, choices: Choices | None = None) -> int:
+    """Of the largest matrix of all experts that steps of `num_tokens` tokens, at most, bring from units to another form
+    first. `choices`: which of them are; None: all that may be."""
     moe = spec.moe
-    if moe is None or num_tokens * moe.experts_per_token < LEAST_UNPACKED_ROWS * moe.num_experts:
+    if moe is None or (pairs := num_tokens * moe.experts_per_token) < LEAST_UNPACKED_ROWS * moe.num_experts:
         return 0
-    codes = ((one.product, held.codes.get(one.name)) for one in matrices_of(spec) if one.name in held.experts)
-    in_units = (numbers_of_room(one, code) for one, code in codes if code is not None and code.by_rows is None)
-    return max(in_units, default=0)
+    found = {
+        (one.product, code, one.name in held.in_float8)
+        for one in matrices_of(spec)
+        if one.name in held.experts and (code := held.codes.get(one.name)) is not None and code.by_rows is None
+    }
+    if choices is not None:
+        found = {(one, code, rounds) for one, code, rounds in found if _needs_room(one, code, rounds, pairs, choices)}
+    return max((numbers_of_room(one, code) for one, code, _ in found), default=0)
+
+
+def _needs_room(product: Product, code: Code, may_be_rounded: bool, most_rows: int, choices: Choices) -> bool:
+    forms = (in_float8(code), code.name) if may_be_rounded else (code.name,)
+    lines = choices.later_lines(product, forms, 0)
+    return any(rows <= most_rows and choice.kernel.name in NEEDS_ROOM for rows, choice in lines)
 
 
 def numbers_of_room(product: Product, code: Code) -> int:

@@ -17,7 +17,7 @@ from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_units import ExpertUnits
 from twostroke.backends.cuda.kernels.float8_products import Float8Rows, Float8Weights, float8_matmul, library_matmul
 from twostroke.backends.cuda.kernels.float8_room import RowRoom, padded_width, weights_in_float8
-from twostroke.backends.cuda.kernels.float8_tiles import float8_bytes
+from twostroke.backends.cuda.kernels.float8_tiles import ROW_GROUP, float8_bytes, scale_group, whole_fours
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_into
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
@@ -72,7 +72,6 @@ class ProductScratch:
     ) -> None:
         """`held`: how layers' matrices are held."""
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
-        self.gate_up = torch.zeros(num_tokens * 2 * widest_mlp(spec), dtype=dtype, device=device)
         self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
         products = {matrix.product for matrix in matrices_of(spec) if matrix.kind != "head"}
         dense = [product.shape for product in products if not product.experts]
@@ -80,17 +79,23 @@ class ProductScratch:
         in_eights = (float8_bytes(shape, code) for shape in shapes for code in held.float8_codes)
         numbers = max(*(prod(shape) for shape in shapes), -(-max(in_eights, default=0) // dtype.itemsize))
         self.unpacked = torch.zeros(numbers, dtype=dtype, device=device)
-        widest = max(shape[-1] for shape in shapes)
+        widest, tallest, in_fours = max(shape[-1] for shape in shapes), 2 * widest_mlp(spec), num_tokens
+        if any(scale_group(code) == ROW_GROUP for code in held.float8_codes):  # as the library takes them
+            tallest, in_fours = max(tallest, *(shape[-2] for shape in shapes)), whole_fours(num_tokens)
+        self.results = torch.zeros(in_fours * tallest, dtype=dtype, device=device)
         self.ordered = torch.zeros(num_tokens * widest if held.with_order else 0, dtype=dtype, device=device)
         width = FP8.rounds(widest) * LOW_BIT_DEPTH if FP8 in held.codes.values() else 0
         self.eights = torch.zeros(num_tokens * width, dtype=torch.uint8, device=device)
         self.eight_scales = torch.zeros(num_tokens if width else 0, dtype=torch.float32, device=device)
-        self.rounded = RowRoom(num_tokens * padded_width(widest) if held.float8_codes else 0, device)
+        self.rounded = RowRoom(in_fours * padded_width(widest) if held.float8_codes else 0, device)
+
+    def room(self, num_rows: int, outputs: int) -> torch.Tensor:
+        """For what a product finds on the way to its result: gates and ups, or rows that are nobody's, too"""
+        return self.results[: num_rows * outputs].view(num_rows, outputs)
 
     def gates_of(self, out: torch.Tensor) -> torch.Tensor:
         """Room for the gates and ups of a result  # [num_rows, 2 * outputs]"""
-        num_rows, outputs = out.shape
-        return self.gate_up[: num_rows * 2 * outputs].view(num_rows, 2 * outputs)
+        return self.room(len(out), 2 * out.shape[1])
 
 
 @dataclass(slots=True, eq=False)
@@ -323,19 +328,25 @@ def _in_float8(call: Call) -> None:
 
 
 def _in_float8_by_library(call: Call) -> None:
-    weights, rows = _weights_and_rows_in_float8(call)
-    found = call.out if call.gated is None else call.scratch.gates_of(call.out)
+    weights, rows = _weights_and_rows_in_float8(call, in_fours=True)
+    out, (num_rows, outputs) = call.out, (len(rows.data), weights.data.shape[1])
+    is_whole = call.gated is None and num_rows == len(out)
+    found = out if is_whole else call.scratch.room(num_rows, outputs)
     library_matmul(rows, weights, found)
+    found = found[: len(out)]
     if (bias := call.matrix.bias) is not None:
         found.add_(bias)
     if call.gated is not None:
-        gated(found, call.out, kind=call.gated)
+        gated(found, out, kind=call.gated)
+    elif not is_whole:
+        out.copy_(found)
 
 
-def _weights_and_rows_in_float8(call: Call) -> tuple[Float8Weights, Float8Rows]:
-    weight = call.matrix.low_bit
+def _weights_and_rows_in_float8(call: Call, *, in_fours: bool = False) -> tuple[Float8Weights, Float8Rows]:
+    weight, scratch = call.matrix.low_bit, call.scratch
     assert isinstance(weight, FourBitMatrix | GroupedMatrix)
-    return weights_in_float8(weight, call.scratch.unpacked), call.scratch.rounded.rounded(_in_order(call))
+    rows = scratch.rounded.rounded(_in_order(call), in_fours=in_fours)
+    return weights_in_float8(weight, scratch.unpacked), rows
 
 
 LAUNCHES: dict[str, Callable[[Call], None]] = {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.backends.cuda.kernels.expert_tiles import StoredFewExperts, UnitExperts
+from twostroke.backends.cuda.kernels.float8_tiles import Float8Experts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings, Tile
 from twostroke.backends.cuda.kernels.product_kernels import (
     ANYWHERE,
@@ -31,6 +32,8 @@ NO_END = 1 << 30
 FOLDER = files("twostroke.backends.cuda") / "tuned"
 FALLBACK = "nvidia-h200"
 """What a device without a table of its own goes by: its kernels decline what they cannot do."""
+RENAMED = {"gluon_experts": "hopper_experts"}
+"""Kernels by the names that users' tables may still have for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,12 @@ class Table:
     products: Mapping[Product, Forms]
     borrowed: Mapping[Product, Forms] = field(default_factory=dict)
     """Another device's, which a device without a table goes by until its user has it tuned."""
+    unknown: frozenset[str] = frozenset()
+    """Kernels that lines of its file name and that there are no longer: those lines are left out."""
 
-    def with_others(self, others: Mapping[Product, Forms]) -> Table:
+    def with_others(self, others: Mapping[Product, Forms], unknown: frozenset[str] = frozenset()) -> Table:
         """With what was found of some products: a form that was not looked at keeps its lines."""
-        return replace(self, products=_joined(self.products, others))
+        return replace(self, products=_joined(self.products, others), unknown=self.unknown | unknown)
 
     @property
     def all_products(self) -> Mapping[Product, Forms]:
@@ -124,6 +129,8 @@ class Choices:
         """What is told at a start."""
         known = sum(map(self.has, products))
         more = "" if known == len(products) else f"; `twostroke tune {model}` would measure the rest"
+        gone = ", ".join(sorted(self.table.unknown))
+        more += f"; lines of {gone} are ignored, as there is no such kernel any more" if gone else ""
         return f"products: {known} of {len(products)} are in the table for {self.table.device}{more}"
 
     def reads(self, product: Product, form: str, counts: Iterable[int] = (1, 16, 64)) -> bool:
@@ -133,7 +140,7 @@ class Choices:
     def later_lines(self, product: Product, forms: tuple[str, ...], beyond: int) -> list[tuple[int, KernelChoice]]:
         """Each distinct choice for more than `beyond` rows, with a number of rows that meets it."""
         found: dict[str, tuple[int, KernelChoice]] = {}
-        for first in self._beginnings(product):
+        for first in self._beginnings(product, forms):
             rows = max(first, beyond + 1)
             choice = self.of(product, rows, forms)
             found.setdefault(f"{choice.kernel.name} {choice.tile}", (rows, choice))
@@ -141,18 +148,22 @@ class Choices:
 
     def last_rows(self, product: Product, form: str) -> int:
         """The most rows at which this form is read, if the weights are held in it."""
-        ends = [first - 1 for first in self._beginnings(product)[1:]]
+        ends = [first - 1 for first in self._beginnings(product, (form, "plain"))[1:]]
         return max((rows for rows in ends if self.reads(product, form, (rows,))), default=0)
 
-    def _beginnings(self, product: Product) -> list[int]:
-        """Every number of rows from which on the choice may be another; what experts borrow may come of several."""
-        found = {1}
+    def _beginnings(self, product: Product, forms: tuple[str, ...]) -> list[int]:
+        """Every number of rows from which on the choice may be another; what experts borrow may come of several, and so
+        may what weights in several forms do."""
+        found, unseen = {1}, {*forms}
         if product.experts:
             found = {*GROUPED_EXPERTS.beginnings(product), *UnitExperts.beginnings(product, self.card)}
-            found.add(StoredFewExperts.last_rows(product) + 1)
-        for source in self._nearest(product)[: None if product.experts else 1]:
-            for lines in self._lines[source].values():
-                for line in lines:
+            found |= {*Float8Experts.beginnings(product), StoredFewExperts.last_rows(product) + 1}
+        for source in self._nearest(product):
+            if not unseen and not product.experts:
+                break
+            unseen -= self._lines[source].keys()
+            for form in self._lines[source].keys() & forms:
+                for line in self._lines[source][form]:
                     ends = (line.first, line.last + 1) if line.last < NO_END else (line.first,)
                     found |= {_rows_of(product, source, rows) for rows in ends}
         return sorted(found)
@@ -206,7 +217,10 @@ def table_for(device: str) -> Table:
         table = Table(device, {}, borrowed=_packaged(FALLBACK).products)
     own = user_path(device)
     try:
-        return table.with_others(parse(own.read_text()).products) if own.is_file() else table
+        if not own.is_file():
+            return table
+        found = parse(own.read_text())
+        return table.with_others(found.products, found.unknown)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError(f"the table of tuned products {own} cannot be read: {error}; delete it") from None
 
@@ -234,17 +248,19 @@ def keep(device: str, products: Mapping[Product, Forms]) -> Path:
 
 def parse(text: str) -> Table:
     found = json.loads(text)
-    products = {}
+    products, unknown = {}, set()
     for entry in found["products"]:
         product = Product(**{name: value for name, value in entry.items() if name != "forms"})
-        products[product] = {form: _lines(lines) for form, lines in entry["forms"].items()}
-    return Table(found["device"], products)
+        forms = {form: [_line(*line) for line in lines] for form, lines in entry["forms"].items()}
+        unknown |= {line.kernel for lines in forms.values() for line in lines if line.kernel not in KERNELS}
+        products[product] = {
+            form: tuple(line for line in lines if line.kernel in KERNELS) for form, lines in forms.items()
+        }
+    return Table(found["device"], products, unknown=frozenset(unknown))
 
 
-def _lines(lines: list[list[Any]]) -> tuple[TableLine, ...]:
-    """Without those of kernels that there are no longer."""
-    found = (TableLine(first, last or NO_END, *rest) for first, last, *rest in lines)
-    return tuple(line for line in found if line.kernel in KERNELS)
+def _line(first: int, last: int | None, kernel: str, *rest: Any) -> TableLine:
+    return TableLine(first, last or NO_END, RENAMED.get(kernel, kernel), *rest)
 
 
 def text_of(table: Table) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -89,13 +90,15 @@ class Tuner:
         def rehearse() -> None:
             for case in cases:
                 for trial in self.trials(case):
-                    case.run(case.choices(trial), case.matrices[0])
+                    with suppress(Exception):  # a fault where it is measured: what is torch's runs here, too
+                        case.run(case.choices(trial), case.matrices[0])
 
         with compiled_ahead(rehearse, wanted=self._pool.stream is not None):
-            for case in cases:
-                if best and time.perf_counter() > until_s:
+            for number, case in enumerate(cases):
+                if number and time.perf_counter() > until_s:
                     break
-                best[case.rows] = self._best(case)
+                if found := self._best(case):
+                    best[case.rows] = found
         return self._lines(cases[0].matrices[0].form_names, sorted(counts), best)
 
     def _lines(self, forms: tuple[str, ...], counts: Sequence[int], best: dict[int, dict[Trial, float]]) -> Forms:
@@ -104,10 +107,10 @@ class Tuner:
         base, lines = base_of(forms), dict[str, list[TableLine]]({form: [] for form in (*OTHERS_FIRST, *forms)})
         for before, count in pairwise((0, *counts)):
             for trial, took_us in best.get(count, {}).items():
-                _extend(lines[trial.form], trial.line(before + 1, count, took_us))
+                extend(lines[trial.form], trial.line(before + 1, count, took_us))
             for rows in range(before + 1, count + 1) if count not in best else ():
                 for trial in {self._now(rows, forms), self._now(rows, (base,))}:
-                    _extend(lines[trial.form], trial.line(rows, rows))
+                    extend(lines[trial.form], trial.line(rows, rows))
         lines[base][-1] = replace(lines[base][-1], last=NO_END)
         return {form: tuple(found) for form, found in lines.items() if found or form in forms}
 
@@ -140,7 +143,7 @@ class Tuner:
 
     def _best(self, case: Case) -> dict[Trial, float]:
         """The fastest of the form that serves all numbers of rows, and of another where that is faster still, with what
-        they take."""
+        they take. Nothing where no trial of that form is right: then all stays as it is."""
         matrix, forms = case.matrices[0], case.matrices[0].form_names
         expected, now, tried = case.expected(matrix), self._now(case.rows, forms), dict[Trial, float]()
         for trial in self.trials(case):
@@ -151,6 +154,9 @@ class Tuner:
             except Exception as error:
                 fault = f"{type(error).__name__}: {error}"
             self.faults += [f"{case.product} of {case.rows} rows by {trial}: {fault}"] if fault else []
+        if not any(trial.form == base_of(forms) for trial in tried):
+            self.faults.append(f"{case.product} of {case.rows} rows: no trial of {base_of(forms)} is right")
+            return {}
         ranked = sorted(tried, key=tried.__getitem__)
         finalists = [trial for form in forms for trial in [one for one in ranked if one.form == form][:FINALISTS]]
         finalists += [now] if now in tried and now not in finalists else []
@@ -172,7 +178,7 @@ def base_of(forms: tuple[str, ...]) -> str:
     return "plain" if "plain" in forms else forms[-1]
 
 
-def _extend(lines: list[TableLine], line: TableLine) -> None:
+def extend(lines: list[TableLine], line: TableLine) -> None:
     """Lines beside each other that say the same are one."""
     last = lines[-1] if lines else None
     if last and last.last == line.first - 1 and (last.kernel, last.settings) == (line.kernel, line.settings):

@@ -3,7 +3,7 @@ them in a layer. Only a model's shape is needed. Knows what each should give."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,14 +95,15 @@ class Case:
 
 class ExpertsCase(Case):
     """A product of experts, in its block: routing, the other product by what is known of it, the sum. What reads each
-    token's own experts needs no sorting, so that only whole blocks can be compared."""
+    token's own experts needs no sorting, so that only whole blocks can be compared. The other product is never in
+    float8: rows that are rounded for it would count as this one's error."""
 
     def __init__(self, spec: ModelSpec, held: HeldProduct, rows: int, pool: Pool, known: Choices) -> None:
         own = spec.layers[held.layer].moe
         assert own is not None and held.beside is not None
         self.spec, self.product, self.rows, self._moe, self._known = spec, held.product, rows, own, known
         self.matrices, self.card, self.stream = pool.matrices(held), pool.card, pool.stream
-        self._other = pool.matrices(held.beside)[0]
+        self._other = replace(pool.matrices(held.beside)[0], in_float8=False)
         self.x = pool.rows(own.expert_hidden(spec.hidden_size))[: rows // own.experts_per_token]
         self.out = pool.outputs[: self.x.numel()].view_as(self.x)
         self._router, self._scratch = pool.experts(own)
@@ -110,8 +111,9 @@ class ExpertsCase(Case):
         self._terms = (zeros if own.router_bias else None, zeros if own.routing.has_correction else None)
 
     def choices(self, trial: Trial) -> Choices:
-        line = trial.line(self.rows, self.rows)
-        return Choices(self._known.table.with_others({self.product: {trial.form: (line,)}}), self.card)
+        """Of this product the trial alone is known: a line of a form ahead of it would be followed instead."""
+        known, forms = self._known.table, {trial.form: (trial.line(self.rows, self.rows),)}
+        return Choices(replace(known, products={**known.products, self.product: forms}), self.card)
 
     def run(self, choices: Choices, matrix: Matrix) -> None:
         weights = MoeWeights(self._router, *self._pair(matrix), *self._terms)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda.decode import LIGHT_ROWS
-from twostroke.backends.cuda.drafting import MAX_DRAFTS, NO_DRAFT, DeviceDrafter
+from twostroke.backends.cuda.drafting import MAX_DRAFTS, NO_DRAFT
 from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.graphs import buckets_up_to
+from twostroke.backends.cuda.guarded_drafter import GuardedDrafter
 from twostroke.backends.cuda.kernels.drafts import Lines, accept_drafts, begin_drafts
 from twostroke.backends.cuda.parts import PLAIN, Parts
 from twostroke.backends.cuda.passes import Decodes, TokenArrays
@@ -71,7 +72,7 @@ def most_queries(max_rows: int, max_tokens: int) -> int:
 
 class VerifyPath:
     def __init__(
-        self, parts: Parts, max_rows: int, drafter: DeviceDrafter | None = None, forced: Sequence[int] | None = None
+        self, parts: Parts, max_rows: int, drafter: GuardedDrafter | None = None, forced: Sequence[int] | None = None
     ) -> None:
         """`forced`: numbers of drafts that hold, whatever the model says of them; for measuring alone."""
         device, most = parts.tokens.device, most_queries(max_rows, len(parts.buffers.residual))

@@ -19,9 +19,6 @@ from twostroke.speculation.drafter import Ask, Proposal
 
 FEW_TOKENS = 8
 """A stream that lags by no more is caught up with as in decode, which is how the model computed those tokens."""
-UNASKED_STEPS = 64
-"""After this many steps in which nobody asked for drafts, prompts are no longer read along with: those that drafts are
-asked for later are caught up with then."""
 FADES = 0.9
 
 
@@ -59,7 +56,6 @@ class DraftModel:
         self._vocab_size = min(vocab_size, model.spec.vocab_size)
         self._max_context = min(max_context, model.spec.max_context)
         self._max_tokens = max_tokens
-        self._num_unasked = 0
         self._pass_s: dict[int, float] = {}
         """What a pass of some streams takes, a token each; by the number's bits."""
 
@@ -78,12 +74,9 @@ class DraftModel:
 
     def begin(self, step: Step) -> None:
         self._rows.begin(step)
-        self._num_unasked += bool(step.decodes)
 
     def follow(self, done: TargetPass) -> None:
         """Read the chunks that the model read, with what lies before them and was not read yet."""
-        if self._num_unasked > UNASKED_STEPS:
-            return
         pieces, left = [], self._max_tokens
         for chunk in done.step.prefills:
             row = self._rows.get(chunk.seq_id)
@@ -94,7 +87,6 @@ class DraftModel:
             self._compute(pieces)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        self._num_unasked = 0
         runs = [_Run(self._rows[seq_id], most) for seq_id, most in asks]
         self._catch_up(runs)
         while going := [run for run in runs if run.wants_more(self._max_context)]:

@@ -22,9 +22,6 @@ from twostroke.core.request import Request
 from twostroke.core.step import Step
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
 
-UNASKED_STEPS = 64
-"""After this many steps in which nobody asked for drafts, streams are followed no longer; they are again when somebody
-asks, from there on."""
 LEAST_SURVIVAL = 0.1
 """A chain whose guesses hold together less likely than this goes on no more."""
 MAX_CHAIN = 8
@@ -132,7 +129,6 @@ class SlotDrafter:
         self._block_ends = np.zeros((num_blocks, network.spec.hidden_size), np.float32)
         """Of each block, the joined hidden state of its last token: what the first slot behind it is made from."""
         self._followed: dict[int, _Followed] = {}
-        self._num_unasked = 0
         self._clock = Clock()
 
     @property
@@ -152,15 +148,12 @@ class SlotDrafter:
 
     def begin(self, step: Step) -> None:
         self._rows.begin(step)
-        self._num_unasked += bool(step.decodes)
 
     def seconds(self, num_streams: int, num_drafts: int) -> float:
         return min(num_drafts, MAX_CHAIN) * self._clock.expects(num_streams)
 
     def follow(self, done: TargetPass) -> None:
         """Fill the slots of all tokens that the target has read and that stay."""
-        if self._num_unasked > UNASKED_STEPS:
-            return
         pieces = []
         for seq_id, places in done.rows().items():
             row = self._rows.get(seq_id)
@@ -198,7 +191,6 @@ class SlotDrafter:
         return np.concatenate([last[None], joined[:-1]])
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        self._num_unasked = 0
         chains: dict[int, _Chain] = {}
         for seq_id, most in asks:
             row, known = self._rows[seq_id], self._followed[seq_id]
@@ -256,7 +248,7 @@ class MedusaDrafter:
         self._final_norm, self._norm_eps = final_norm, norm_eps
         self._hidden: dict[int, Array | None] = {}
         self._num_came: dict[int, int] = {}
-        """Of each stream, the tokens that came in the step that was followed last."""
+        """Of each stream, the tokens that came since it was followed."""
         self._clock = Clock()
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
@@ -270,6 +262,10 @@ class MedusaDrafter:
         self._num_came.pop(seq_id, None)
 
     def begin(self, step: Step) -> None:
+        """The pass of tokens that came was followed by now, or nobody wanted it: then nothing is known of its state."""
+        for seq_id, count in self._num_came.items():
+            if count:
+                self._hidden[seq_id] = None
         self._num_came = dict.fromkeys(self._num_came, 0)
 
     def seconds(self, num_streams: int, num_drafts: int) -> float:
@@ -283,7 +279,7 @@ class MedusaDrafter:
         for seq_id, places in done.logit_rows().items():
             if places and (came := self._num_came.get(seq_id, 0)):
                 place = places[-1] if seq_id in chunks else places[came - 1]
-                self._hidden[seq_id] = hidden[place].copy()
+                self._hidden[seq_id], self._num_came[seq_id] = hidden[place].copy(), 0
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         known = [(index, state) for index, ask in enumerate(asks) if (state := self._hidden[ask.seq_id]) is not None]

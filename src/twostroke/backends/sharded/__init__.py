@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import BackendFactory, BackendSettings, RankedFactory
+from twostroke.backends.interface import NO_RANKS, BackendFactory, BackendSettings, RankedFactory
 from twostroke.core.errors import ModelError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -39,7 +39,7 @@ class ShardedFactory:
         if (reason := self._own.supports(checkpoint)) is not None:
             return reason
         if not isinstance(self._own, RankedFactory):
-            return "it does not share one model between several ranks yet"
+            return NO_RANKS
         if Source.of(checkpoint) is None:
             return "its ranks read a model's files themselves, and this model is in memory alone"
         try:

@@ -193,6 +193,9 @@ class Transport(Protocol):
         """End an offer. True: the slots may be reused when this returns, whoever reads. It is always so. An unknown id
         is nothing."""
 
+    def is_read(self, lease_id: str) -> bool:
+        """Whether a peer is reading it at this moment."""
+
     def who_listens(self, name: str) -> str | None:
         """Of peers that listen to this engine, the one of this name, by the first of its names; of no name, the only
         one. None: there is none, or there are several."""

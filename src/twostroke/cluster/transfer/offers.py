@@ -50,6 +50,12 @@ class Offers:
         with self._lock:
             return [lease_id for lease_id in lease_ids if lease_id in self._offers]
 
+    def is_read(self, lease_id: str) -> bool:
+        """Whether a peer is reading it now."""
+        with self._lock:
+            offer = self._offers.get(lease_id)
+            return offer is not None and bool(offer.readings)
+
     def begin(self, lease_id: str, places: Sequence[Place], sizes: Sequence[int], cut: Callable[[], None]) -> Reading:
         """Raises RefusedError where a peer may not read that, or expects something else."""
         with self._lock:

@@ -88,6 +88,9 @@ class SocketTransport:
         self._offers.withdraw(lease_id)
         return True
 
+    def is_read(self, lease_id: str) -> bool:
+        return self._offers.is_read(lease_id)
+
     def who_listens(self, name: str) -> str | None:
         return self._audience.find(name)
 

@@ -170,7 +170,7 @@ class Peers:
     def _may_lease(self, lease: Lease, group: int) -> bool:
         """Whether it may have one more slot: where all are leased, others that hold them too long give way."""
         while self._num_leased(group) >= LEASED_SHARE * self._host.num_slots[group]:
-            other = who_gives_way(self._leases.values(), lease, group, self._clock())
+            other = who_gives_way(self._leases.values(), lease, group, self._clock(), self.transport.is_read)
             if other is None:
                 return False
             self._totals.expired += 1

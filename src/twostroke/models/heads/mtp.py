@@ -196,7 +196,7 @@ def _stored_quantised(block: _Block, quantisation: Quantisation) -> tuple[Stored
 
     kept = {name: one for name, one in raw.items() if own.is_own(name, spec)}
     plain, source = block.names.plain, str(checkpoint.path)
-    found, _ = Folder(source, kept, quantisation, role_of, plain, is_unused, takes_floats=True).tensors()
+    found = Folder(source, kept, quantisation, role_of, plain, is_unused, takes_floats=True).tensors().tensors
     in_block = {own.in_block(name, spec): one for name, one in found.items()}
     return in_block, any(own.is_further(name, spec) for name in raw)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from twostroke.models.weights.mapped_file import quoted
 from twostroke.models.weights.safetensors import RawTensor
 from twostroke.models.weights.stored_layouts import read_stored
 from twostroke.models.weights.stored_module import Stored
-from twostroke.models.weights.tensor import WeightTensor
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 _LAYOUT_PARTS = {
     Layout.PACKED_INTEGERS: ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"),
@@ -62,6 +63,13 @@ class KVScales:
     values: Mapping[int, npt.NDArray[np.float32]]
 
 
+class FolderTensors(NamedTuple):
+    tensors: dict[str, WeightTensor]
+    kv_scales: KVScales | None
+    unnamed_experts: frozenset[WeightKind]
+    """What stacked experts are stored in that are floats, though the config names no module of theirs to be left."""
+
+
 @dataclass(frozen=True)
 class Folder:
     """Who asks: the raw tensors, what the config says, and what the family knows of names."""
@@ -78,13 +86,17 @@ class Folder:
     """Of blocks beside the model, which many tools leave as they were and few configs tell of: a matrix that is stored
     as floats is one, whatever is said of it."""
 
-    def tensors(self) -> tuple[dict[str, WeightTensor], KVScales | None]:
+    def tensors(self) -> FolderTensors:
         raw, kv_scales = self._without_kv_scales()
         found: dict[str, WeightTensor] = {}
+        unnamed: set[WeightKind] = set()
         for owner, parts in self._by_owner(raw).items():
             if not self.is_left_out(owner):
-                found[owner] = self._tensor(owner, parts)
-        return found, kv_scales
+                tensor, expected = self._tensor(owner, parts)
+                found[owner] = tensor
+                if expected is Expected.AS_STORED and self.role_of(owner) is Role.EXPERTS:
+                    unnamed.add(tensor.kind)
+        return FolderTensors(found, kv_scales, frozenset(kind for kind in unnamed if not kind.is_quantised))
 
     def _by_owner(self, raw: Mapping[str, RawTensor]) -> dict[str, dict[str, RawTensor]]:
         """Raw tensors by the matrix they belong to, and what they are of it."""
@@ -104,19 +116,22 @@ class Folder:
                 return stem, part
         return name, "weight"
 
-    def _tensor(self, owner: str, parts: Mapping[str, RawTensor]) -> WeightTensor:
+    def _tensor(self, owner: str, parts: Mapping[str, RawTensor]) -> tuple[WeightTensor, Expected]:
+        """With what the config says of it."""
         role, weight = self.role_of(owner), parts.get("weight")
         is_quantised = weight is None or not weight.is_float or bool(parts.keys() - {"weight", *_INPUT_PARTS})
         if role is None:
             if is_quantised or weight is None:
                 what = f"is no matrix of this model, and has a quantised part {quoted(next(iter(parts)))}"
                 raise ModelError(f"{self.source}: {quoted(owner)} {what}")
-            return weight.as_weights()
+            return weight.as_weights(), Expected.NO
         stored_as = "quantised" if weight is None else weight.dtype
         module, by = owner.removesuffix(".weight"), self.quantisation.source
-        plain = self.plain_name(owner).removesuffix(".weight")
+        names = [module, self.plain_name(owner).removesuffix(".weight")]
+        if not owner.endswith(".weight"):  # a stack that has no module of its own goes by its owner's name, too
+            names += [name.rpartition(".")[0] for name in names]
         try:
-            scheme, expected = self.quantisation.scheme_of((module, plain), role)
+            scheme, expected = self.quantisation.scheme_of(names, role)
         except UnreadablePatternError as error:
             raise ModelError(f"{by} holds a pattern that {error}") from None
         if is_quantised and role is Role.EMBEDDING:
@@ -127,12 +142,12 @@ class Folder:
             raise ModelError(f"{self.source}: {quoted(owner)} is stored as {stored_as}, and {by} says it is quantised")
         if not is_quantised:
             assert weight is not None
-            return weight.as_weights()
+            return weight.as_weights(), expected
         assert scheme is not None
         others = sorted(parts.keys() - {*_LAYOUT_PARTS[scheme.layout], *_INPUT_PARTS})
         if others:
             raise ModelError(f"{self.source}: {quoted(owner)} has a {others[0]}, which {by} says nothing of")
-        return read_stored(Stored(self.source, owner, parts, scheme))
+        return read_stored(Stored(self.source, owner, parts, scheme)), expected
 
     def _without_kv_scales(self) -> tuple[dict[str, RawTensor], KVScales | None]:
         rest: dict[str, RawTensor] = {}

@@ -8,10 +8,11 @@ from dataclasses import replace
 from twostroke import machine
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError, TwostrokeError
-from twostroke.core.formats import STORED, Formats
+from twostroke.core.formats import STORED
 from twostroke.cost.devices import Device, find_device
 from twostroke.engine.build import Preparation, choose, prepare
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.planner.asked.deployed import deployed_as_held
 from twostroke.planner.asked.model import PlannedModel, weightless
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import CPU_RECORDS, Efficiency, Fitted
@@ -38,13 +39,13 @@ def here(
     prepared = _prepared(checkpoint, config)
     shape = choice.shape if prepared is None else prepared.shape
     copies = 0 if shape.decode_weights is None else shape.decode_weights.num_bytes
-    held = choice.formats.stored if choice.formats.weights == STORED else choice.formats.weights
-    deployment = Deployment(
-        model=planned.name,
-        dimensions=planned.dimensions,
-        device=device,
-        formats=replace(Formats.of("bf16", kv), stored=held),
-        own_shape=shape,
+    is_as_stored = choice.formats.weights == STORED
+    deployment = deployed_as_held(
+        planned,
+        device,
+        held=checkpoint.main_kind().name if is_as_stored else choice.formats.weights,
+        kv=kv,
+        shape=shape,
         own_kv_space_bytes=int(memory.kv_share * max(0, memory.free_beside_weights_bytes - copies)),
         own_max_users=None if prepared is None else prepared.resolved.sizes.max_running,
     )

@@ -38,6 +38,11 @@ class PlannedModel:
         return "f16" if str(config.get("torch_dtype") or config.get("dtype")) == "float16" else None
 
     @property
+    def is_in_bf16(self) -> bool:
+        """Its files have no few bits of their own."""
+        return self.weights == "bf16" and self.file_shape(16.0) is None
+
+    @property
     def stored(self) -> str | None:
         """What most of its files' weights are in, where they are here."""
         return None if self.checkpoint is None else self.checkpoint.main_kind().name

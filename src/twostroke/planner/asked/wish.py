@@ -137,11 +137,6 @@ class Wish:
     """Of the engine that is planned."""
     speculating: Speculating | None = None
 
-    @property
-    def kind(self) -> str:
-        """What its weights are kept in."""
-        return self.asked.quantise or self.planned.weights
-
     def on(self, name: str) -> tuple[Deployment, Efficiency | None]:
         asked = self.asked
         if name == "this":
@@ -153,31 +148,28 @@ class Wish:
             return replace(deployment, speculating=self.speculating), fitted
         from twostroke.cost.devices import find_device
 
-        deployment = self.at(find_device(name), self.kind)
+        deployment = self.at(find_device(name), asked.quantise)
         a_copy = deployment.devices_per_copy
         count = a_copy if asked.count is None else asked.count
         if count % a_copy:
             raise BadRequestError(f"count ({count}) must be a multiple of the {a_copy} devices of a copy, at least one")
         return replace(deployment, replicas=count // a_copy), None
 
-    def at(self, device: Device, kind: str) -> Deployment:
-        from twostroke.core.formats import Formats, find_kv_bits
-        from twostroke.planner.asked.decode import with_decode_weights
-        from twostroke.planner.deployment import Deployment
+    def at(self, device: Device, quantise: str | None) -> Deployment:
+        """Brought to `quantise`; None: as its files have it."""
+        from twostroke.planner.asked.deployed import deployed, with_copies
 
         asked = self.asked
         if asked.price is not None:
             device = replace(device, price_per_hour_usd=asked.price)
-        deployment = Deployment(
-            model=self.planned.name,
-            dimensions=self.planned.dimensions,
-            device=device,
-            formats=replace(Formats.of(kind, asked.kv), stored=self.planned.stored),
+        deployment = deployed(
+            self.planned,
+            device,
+            quantise=quantise,
+            kv=asked.kv,
             tensor_parallel=asked.tensor_parallel,
             pipeline_parallel=asked.pipeline_parallel,
             expert_parallel=asked.expert_parallel,
-            own_shape=None if asked.quantise else self.planned.file_shape(find_kv_bits(asked.kv)),
             speculating=self.speculating,
         )
-        arithmetic = "bf16" if asked.quantise else self.planned.arithmetic
-        return with_decode_weights(deployment, self.planned, arithmetic, self.config)
+        return with_copies(deployment, self.planned, quantise, self.config)

@@ -200,7 +200,7 @@ class Comparer:
 
     def _over(self, asked: Asked, trace: Sequence[TraceRequest], one: Split, prefill: int, rate: float) -> Tried:
         """Another link."""
-        two = self._play(asked, trace, prefill, Link(rate * GIGA, f"{rate:g} GB/s"))
+        two = self._play(asked, trace, prefill, replace(self._link, bytes_per_s=rate * GIGA, name=f"{rate:g} GB/s"))
         return Tried(rate, one.met_share, two.met_share, two.prefill, two.decode)
 
 

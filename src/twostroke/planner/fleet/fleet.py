@@ -176,12 +176,15 @@ class Fleet:
         self._felt.is_kept.append(is_kept)
 
     def _move(self, reader: Member, reading: Reading) -> None:
-        """A chunk was read: its KV goes over the link of both, behind what these move already."""
+        """A chunk was read: its KV goes over the link of both, behind what these move already. Where nothing goes
+        early, that is all of it, with the last chunk."""
         journey = reader.journeys.get(reading.request_id)
         if journey is None or journey.reader is not reader or reader.ended_s is not None:
             return
         writer = journey.writer
         assert writer is not None and self.spec.link is not None
+        if not (self.spec.link.is_early or reading.is_read):
+            return
         if writer.ended_s is not None:  # it failed: what it had is lost
             writer = self._another_writer(journey, reading.moment_s)
             if writer is None:

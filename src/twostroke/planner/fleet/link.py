@@ -4,9 +4,10 @@ there is to move. Rates are line rates of standards and data sheets; nothing her
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.handoff import SENT_EARLY
 from twostroke.cost.devices import Device, find_device
 from twostroke.cost.model_shape import ModelShape
 
@@ -35,13 +36,19 @@ class Link:
     bytes_per_s: float
     name: str
     latency_s: float = LATENCY_S
+    is_early: bool = SENT_EARLY
+    """A chunk's KV goes while the next one is read; else all of it goes when the prompt was read."""
 
     def seconds(self, num_bytes: float) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s
 
     def times(self, number: int) -> Link:
         """This many of them side by side: each device of a replica has its own."""
-        return self if number == 1 else Link(number * self.bytes_per_s, f"{number} x {self.name}", self.latency_s)
+        return (
+            self
+            if number == 1
+            else replace(self, bytes_per_s=number * self.bytes_per_s, name=f"{number} x {self.name}")
+        )
 
 
 def find_link(text: str) -> Link:

@@ -116,7 +116,9 @@ class Choice:
         """Predicted, from the end of reading to the first token at the writer: what cannot hide behind reading, the
         links' other transfers, and a step there."""
         held = self._router.num_cached(writer, asked)
-        chunk = min(asked.prompt_tokens - held, self._spec.scheduler.max_tokens_per_step)
+        chunk = asked.prompt_tokens - held
+        if self._link.is_early:
+            chunk = min(chunk, self._spec.scheduler.max_tokens_per_step)
         num_bytes = handoff_bytes(
             self._spec.shape, asked.prompt_tokens - chunk, asked.prompt_tokens, asked.prompt_tokens
         )

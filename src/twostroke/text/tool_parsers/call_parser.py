@@ -73,10 +73,6 @@ class ToolCallParser:
         self.finished: list[int] = []
         """The numbers of the calls whose arguments are whole."""
 
-    @property
-    def num_finished(self) -> int:
-        return len(self.finished)
-
     def push(self, text: str) -> Split:
         split = Split()
         for character in text:

@@ -313,8 +313,9 @@ def attend_decode(
     a token, side by side, one place further each; one that is not used stands at 0, and its result means nothing."""
     shape = kv.shape_for(queries, width)
     num_tokens = len(queries) // width
-    config = config or decode_config(shape.head_dim, num_tokens, positions.device)
-    plan = plan or split_plan(num_tokens, shape.kv_heads, scratch.num_sms, target_of(positions.device).name)
+    device, window = positions.device, scoring.window
+    config = config or decode_config(shape.head_dim, num_tokens, device, window=window)
+    plan = plan or split_plan(num_tokens, shape.kv_heads, scratch.num_sms, target_of(device).name, window=window)
     if (
         num_tokens > scratch.max_tokens
         or plan.max_items > scratch.max_items

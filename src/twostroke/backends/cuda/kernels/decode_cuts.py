@@ -64,9 +64,9 @@ class CutRule:
 
 
 @cache
-def split_plan(num_tokens: int, kv_heads: int, num_sms: int, card: str = "") -> SplitPlan:
-    """`card`: whose own measurements go first."""
-    facts = {"tokens": num_tokens, "programs_per_sm": num_tokens * kv_heads // num_sms}
+def split_plan(num_tokens: int, kv_heads: int, num_sms: int, card: str = "", *, window: int | None) -> SplitPlan:
+    """`card`: whose own measurements go first. `window`: of the layers that read these keys; None: none."""
+    facts = {"tokens": num_tokens, "programs_per_sm": num_tokens * kv_heads // num_sms, "window": window or 0}
     return CutRule(**settings_for("decode cuts", card, **facts)).plan(num_tokens, kv_heads, num_sms)
 
 
@@ -76,10 +76,12 @@ def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
 
 
 @cache
-def decode_config(head_dim: int, num_tokens: int, device: torch.device) -> WalkConfig:
-    """`bench/cuda/attention.py` measures the alternatives, `bench/cuda/marginal.py` some of them inside a step."""
+def decode_config(head_dim: int, num_tokens: int, device: torch.device, *, window: int | None) -> WalkConfig:
+    """Layers with a window may walk otherwise than those without, so cuts are made for each. `bench/cuda/attention.py`
+    measures the alternatives, `bench/cuda/marginal.py` some of them inside a step."""
     target = target_of(device)
-    return WalkConfig(**settings_for("decode", target.name, head_dim=head_dim, tokens=num_tokens, **target.room))
+    facts = {"head_dim": head_dim, "tokens": num_tokens, "window": window or 0}
+    return WalkConfig(**settings_for("decode", target.name, **facts, **target.room))
 
 
 @triton.jit

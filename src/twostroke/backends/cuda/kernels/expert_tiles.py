@@ -208,9 +208,9 @@ class StoredGroupedExperts(GroupedExperts):
 
 
 class HopperExperts:
-    """Rows sorted by expert, in Gluon: programs walk from tile to tile."""
+    """Rows sorted by expert, for Hopper (`hopper_grouped.py`, in Gluon): programs walk from tile to tile."""
 
-    name, form, fuses = "gluon_experts", "plain", False
+    name, form, fuses = "hopper_experts", "plain", False
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> HopperTile | str:
         if not product.experts:

@@ -38,7 +38,7 @@ class Float8Weights(NamedTuple):
 
 
 def quantise_groups(x: torch.Tensor, rows: Float8Rows) -> None:
-    """x: [num_rows, width], rows contiguous: a scale for each 128 inputs, of the largest."""
+    """x: [num_rows, width], rows contiguous: a scale for each 128 inputs, of the largest. More rows may follow."""
     num_rows, width = x.shape
     padded = rows.data.shape[1]
     block = next_power_of_2(padded)
@@ -108,6 +108,8 @@ def _float8_kernel(
 ):  # fmt: skip
     """experts: 0 of one matrix. GATHERS: rows are those of tokens, of which each has `top_k` places in the order."""
     DEPTH: tl.constexpr = GROUP if GROUP > 0 else ROW_GROUP
+    # Rows end in zeros, of which weights that lie as they are stored have neither numbers nor scales.
+    inputs: tl.constexpr = (width + DEPTH - 1) // DEPTH * DEPTH
     blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
     matrix_rows: tl.constexpr = 2 * num_outputs if HAS_UP else num_outputs
     wait_and_start_next(PDL)
@@ -135,7 +137,7 @@ def _float8_kernel(
     first_weight += block * OUTPUTS
     sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
     up_sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    for start in range(0, padded, DEPTH):
+    for start in range(0, inputs, DEPTH):
         if row_blocks is not None:
             row_block = row_blocks.load([first, start])
         else:
@@ -204,7 +206,8 @@ def float8_matmul(
 
 
 def library_matmul(rows: Float8Rows, weights: Float8Weights, out: torch.Tensor) -> None:
-    """out [num_rows, rows of the weights]: of one matrix, with a scale for 128 inputs on both sides."""
+    """out [num_rows, rows of the weights]: of one matrix, with a scale for 128 inputs on both sides. Rows come in fours
+    (`LIBRARY_ROWS`)."""
     (numbers,), (scales,) = weights.data, weights.scales
     own, theirs = rows.data.view(E4M3), numbers.view(E4M3)
     if out.is_cuda:  # fast sums would be kept in fewer bits than float32 has

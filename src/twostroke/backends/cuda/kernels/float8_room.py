@@ -8,7 +8,7 @@ import torch
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_units import ExpertUnits, unit_levels_into
 from twostroke.backends.cuda.kernels.float8_products import Float8Rows, Float8Weights, quantise_groups
-from twostroke.backends.cuda.kernels.float8_tiles import ROW_GROUP, scale_group, scale_groups
+from twostroke.backends.cuda.kernels.float8_tiles import ROW_GROUP, scale_group, scale_groups, whole_fours
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, levels_into
 from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, grouped_levels_into
 from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH
@@ -22,9 +22,9 @@ class RowRoom:
         self.data = torch.zeros(num_values, dtype=torch.uint8, device=device)
         self.scales = torch.zeros(num_values // ROW_GROUP, dtype=torch.float32, device=device)
 
-    def rounded(self, x: torch.Tensor) -> Float8Rows:
-        """x: [num_rows, width]"""
-        num_rows, groups = len(x), -(-x.shape[1] // ROW_GROUP)
+    def rounded(self, x: torch.Tensor, *, in_fours: bool = False) -> Float8Rows:
+        """x: [num_rows, width]. `in_fours`: rows that are nobody's follow, of whatever numbers lie there."""
+        num_rows, groups = whole_fours(len(x)) if in_fours else len(x), -(-x.shape[1] // ROW_GROUP)
         numbers = self.data[: num_rows * groups * ROW_GROUP].view(num_rows, -1)
         rows = Float8Rows(numbers, self.scales[: num_rows * groups].view(groups, num_rows))
         quantise_groups(x, rows)

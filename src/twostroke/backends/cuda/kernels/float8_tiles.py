@@ -24,7 +24,7 @@ ROW_GROUP: Final = 128
 LEAST_GROUP: Final = 32
 """Inputs that a float8 instruction takes at a time."""
 LIBRARY_ROWS: Final = 4
-"""The library takes rows in fours, as its scales lie in sixteen bytes."""
+"""The library takes rows in fours, as its scales lie in sixteen bytes: up to three that are nobody's come along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ TILES: Final = {
 RULE: Final = {True: TILES[True][1], False: TILES[False][2]}
 FEW_ROWS: Final = 64
 """Up to which tiles of 64 rows are taken where no table has a line."""
+
+
+def whole_fours(rows: int) -> int:
+    """That the library multiplies of so many rows."""
+    return -(-rows // LIBRARY_ROWS) * LIBRARY_ROWS
 
 
 def is_whole_in_float8(code: Code) -> bool:
@@ -141,9 +146,7 @@ class LibraryFloat8Products:
             return "it needs a Hopper GPU"
         if product.experts or product.role == "head" or scale_group(self._code) != ROW_GROUP:
             return f"it takes one matrix of a layer, with a scale for {ROW_GROUP} inputs"
-        if product.shape[-2] % 16 or rows % LIBRARY_ROWS:
-            return f"it takes outputs in sixteens and rows in multiples of {LIBRARY_ROWS}"
-        return LibraryTile()
+        return "it takes outputs in sixteens" if product.shape[-2] % 16 else LibraryTile()
 
     def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
         return [{}] if rows >= FEW_ROWS else []
@@ -164,6 +167,11 @@ class Float8Experts:
         if rows < LEAST_UNPACKED_ROWS * product.experts and (not settings or self._has_no_room(card)):
             return "of few rows weights are read as they are held"
         return _tile(product, rows, card, settings, FEW_ROWS * product.experts)
+
+    @staticmethod
+    def beginnings(product: Product) -> list[int]:
+        """The numbers of rows from which on there is a tile by rule, and from which on it is another."""
+        return [LEAST_UNPACKED_ROWS * product.experts, FEW_ROWS * product.experts + 1]
 
     def _has_no_room(self, card: Card) -> bool:
         """To bring weights to, which short steps have none of."""

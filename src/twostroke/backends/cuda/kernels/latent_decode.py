@@ -158,7 +158,9 @@ def attend_latent_decode(
     `attend_decode` has it, of this plan and configuration."""
     num_tokens = len(queries)
     config = config or latent_config(shape, num_tokens, positions.device)
-    plan = plan or split_plan(num_tokens, shape.kv_heads, scratch.num_sms, target_of(positions.device).name)
+    plan = plan or split_plan(
+        num_tokens, shape.kv_heads, scratch.num_sms, target_of(positions.device).name, window=None
+    )
     if num_tokens > scratch.max_tokens or plan.max_items > scratch.max_items:
         raise ValueError(f"Decode scratch for {scratch.max_tokens} tokens cannot hold {num_tokens}.")
     if (items is None) != (num_tokens == 1):

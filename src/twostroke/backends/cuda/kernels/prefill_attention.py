@@ -47,8 +47,8 @@ def tiling(shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
     return Tiling(LOW_TILE if is_low else HIGH_TILE, shape.group, shape.kv_heads, 2 * num_sms)
 
 
-def prefill_config(tile_rows: int, head_dim: int, target: Target) -> WalkConfig:
-    facts = {"head_dim": head_dim, "tile_rows": tile_rows}
+def prefill_config(tile_rows: int, head_dim: int, target: Target, *, window: int | None) -> WalkConfig:
+    facts = {"head_dim": head_dim, "tile_rows": tile_rows, "window": window or 0}
     return WalkConfig(**settings_for("plain prefill", target.name, **facts, **target.room))
 
 
@@ -229,7 +229,7 @@ def attend(
     """See `PrefillKernel`."""
     shape = kv.shape_for(queries)
     scratch.check(work, shape)
-    config = config or prefill_config(work.tile_rows, shape.head_dim, target_of(queries.device))
+    config = config or prefill_config(work.tile_rows, shape.head_dim, target_of(queries.device), window=scoring.window)
     launcher(_prefill_kernel, (shape.kv_heads, len(work.items)))(
         queries, kv.keys, kv.values, kv.key_scales, kv.value_scales, kv.table, work.items, out, scratch.partials,
         scratch.log_sums, scoring.sinks, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0),

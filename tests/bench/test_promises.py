@@ -1,0 +1,101 @@
+"""The bench of promises, on a model of a few thousand weights: it plays, counts from when a request was due, and says
+what it played."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from bench import promise_loads, promise_players, promises
+from bench.promise_loads import CPU_LOAD, CPU_LONG_LOAD, DERIVED, FLOODER, mixed
+from bench.promise_players import Answered, Real, Way
+from tests.models.tiny_checkpoints import make_tiny
+from twostroke.core.request import Request
+from twostroke.core.service_level import ServiceLevel, ServiceLevels
+from twostroke.core.timing import SequenceTiming
+from twostroke.planner.trace import TraceRequest
+
+SMALL = replace(
+    CPU_LOAD,
+    chats=(5, 20),
+    documents=(40, 80),
+    answers=4,
+    fifo=(Way("fifo", 32),),
+    rate_seconds=1.5,
+    first_rate=20.0,
+    num_halvings=1,
+    flood_seconds=1.2,
+    quiet_rate=15.0,
+    num_plays=2,
+)
+KEPT = ServiceLevels((DERIVED, *(ServiceLevel(name, 600.0, 600.0) for name in ("chat", "document", "bulk"))))
+BROKEN = ServiceLevels((DERIVED, *(ServiceLevel(name, 1e-6, 1e-6) for name in ("chat", "document", "bulk"))))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny("qwen3", tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)[0])
+
+
+def player(model: str, levels: ServiceLevels) -> Real:
+    return Real(levels, max_context=256, model=model)
+
+
+def answered(level: str, ttft_s: float) -> Answered:
+    timing = SequenceTiming(arrival_s=0.0, token_times_s=[ttft_s], finished_s=ttft_s)
+    return Answered(Request("r", (1,), service_level=level), timing)
+
+
+def test_a_request_counts_from_when_it_was_due(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of the bench's own that goes on by a second whenever somebody looks, so that each is taken late."""
+    seconds = iter(range(10**6))
+    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)), sleep=lambda seconds: None)
+    monkeypatch.setattr(promise_players, "time", clock)
+    trace = [TraceRequest(0.25 * place, 10, 4, service_level="chat") for place in range(4)]
+    found = player(model, KEPT).play(Way("fair"), trace)
+    assert sorted(one.before_s for one in found) == [1.0, 1.75, 2.5, 3.25]
+    assert all(one.ttft_s == pytest.approx(one.before_s + (one.timing.ttft_s or 0.0)) for one in found)
+
+
+def test_a_class_that_nobody_was_answered_in_is_not_kept() -> None:
+    one = [answered(level, 0.1) for level in ("chat", "document", "bulk")]
+    assert promises.is_kept(one, KEPT)
+    assert not promises.is_kept(one[:2], KEPT)
+    assert not promises.is_kept([*one, answered("chat", 601.0)], KEPT)
+
+
+@pytest.mark.parametrize(("levels", "rate"), [(KEPT, "20.00, not at inf"), (BROKEN, "0.00, not at 20.00")])
+def test_rates_are_searched_until_the_time_is_over(
+    model: str,
+    levels: ServiceLevels,
+    rate: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(promise_loads, "BURST_EVERY_S", 1.0)
+    promises.rate_part(player(model, levels), levels, SMALL, seconds=0.0)
+    said = capsys.readouterr().out
+    assert "chats of 5 to 20 tokens, documents of 40 to 80" in said and "shortened for the CPU from 100 to 600" in said
+    assert said.count(rate) == 2 and "the p99 is the worst one" in said
+    if levels is KEPT:
+        asked = mixed(20.0, SMALL.rate_seconds, SMALL, bursts=True)
+        numbers = [sum(one.service_level == level for one in asked) for level in ("bulk", "chat", "document")]
+        assert f"{numbers[0]} bulk, {numbers[1]} chat, {numbers[2]} document" in said
+
+
+def test_a_flood_is_played_beside_the_same_requests(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    promises.flood_part(player(model, KEPT), SMALL)
+    said = capsys.readouterr().out
+    assert "2 x 1 s" in said and "shortened for the CPU" in said
+    numbers = re.findall(r"^  (?:fifo|fair).* (?:chat|document) +(\d+)  TTFT", said, re.MULTILINE)
+    asked = [mixed(SMALL.quiet_rate, SMALL.flood_seconds, SMALL, bursts=False, seed=seed) for seed in (1, 2)]
+    quiet = [one.service_level for trace in asked for one in trace if one.tenant != FLOODER]
+    assert numbers == 2 * [str(quiet.count("chat")), str(quiet.count("document"))]
+
+
+def test_long_prompts_are_those_of_the_simulation_as_far_as_the_model_goes() -> None:
+    assert CPU_LONG_LOAD.chats == (100, 600) and CPU_LONG_LOAD.documents[0] == 3000
+    assert CPU_LONG_LOAD.documents[1] + CPU_LONG_LOAD.answers < 8192
