@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.fleets import ASKS, KEY, read, servers, told, write
+from tests.cluster.fleets import ASKS, KEY, NOBODY, named_by_vllm_router, read, servers, told, write
 from tests.cluster.routing import until
 from tests.cluster.test_fleet import prompt_of
 from tests.cluster.test_fleet_up import fleet as running_fleet
@@ -31,8 +31,6 @@ from twostroke.kv.tiers.early import EARLY_S
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(900)]
 PATH = "/v1/completions"
 CHUNK, BLOCK = 64, 16
-ELSEWHERE = "127.0.0.1:2"
-"""Where nobody writes."""
 READS = ("--max-tokens-per-step", str(CHUNK))
 Fleet = tuple[RunningServer, RunningServer, RunningServer]
 
@@ -68,10 +66,9 @@ def acquaint(reads: RunningServer, writes: RunningServer, seed: int) -> None:
 
 
 def read_for(reads: RunningServer, address: str, body: dict[str, Any]) -> httpx.Response:
-    """The first leg, as vllm-router sends it: with the address of whoever will write."""
-    name = f"___prefill_addr_127.0.0.1:1___decode_addr_{address}_0123456789abcdef"
+    """The first leg, whatever its answer."""
     leg = {**body, "max_tokens": 1, "kv_transfer_params": ASKS}
-    return reads.post(PATH, leg, headers={"x-request-id": name})
+    return reads.post(PATH, leg, headers=named_by_vllm_router(address))
 
 
 def address_of(server: RunningServer) -> str:
@@ -114,7 +111,7 @@ def test_most_of_it_is_there_before_the_reader_has_answered(fleet: Fleet) -> Non
 def test_a_named_writer_that_is_another_gets_nothing(fleet: Fleet) -> None:
     reads, writes, alone = fleet
     body = asked(3, 400)
-    params = read_for(reads, ELSEWHERE, body).json()["kv_transfer_params"]
+    params = read(reads, PATH, body, NOBODY)
     answer = write(writes, PATH, body, params)
     assert told(answer) == told(alone.post(PATH, body))
     assert handoff_of(answer)["early_bytes"] == 0 and handoff_of(answer)["why_not"] is None
@@ -169,8 +166,7 @@ class Slots:
 def test_what_was_forged_or_said_before_is_refused(fleet: Fleet) -> None:
     reads, writes, alone = fleet
     key, other_key, body = hashlib.sha256(KEY.encode()).digest(), b"o" * 32, asked(7, 100)
-    read_params = read_for(reads, ELSEWHERE, body).json()["kv_transfer_params"]
-    handoff = tickets.opened(key, read_params, body["prompt"], {"127.0.0.1"})
+    handoff = tickets.opened(key, read(reads, PATH, body, NOBODY), body["prompt"], {"127.0.0.1"})
     slots = Slots(handoff.formats.groups[0].num_bytes, 4)
     places = [(0, slot) for slot in range(4)]
     transport, _ = open_transport("sockets", slots, places, key, engine_id="liar")
