@@ -43,8 +43,8 @@ class Handoff:
 
 
 SENT_EARLY = False
-"""Whether engines send a prompt's KV chunk by chunk while the rest of it is read; else all of it goes after reading.
-What is simulated does as engines do, unless it is told otherwise."""
+"""Whether a prompt's KV is taken to go chunk by chunk while the rest of it is read; else all of it goes after reading.
+Engines do the first where it is known who will write. What is simulated does the other, unless it is told otherwise."""
 ALL_CACHED = "all of it is cached here"
 """Why the KV of a prompt that another engine read is not taken, and the prompt is not read either."""
 
