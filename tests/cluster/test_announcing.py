@@ -4,6 +4,7 @@ key; and nobody else's trouble."""
 from __future__ import annotations
 
 import base64
+import json
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from tests.cluster.transfers import LIMIT_S, OTHER_KEY, WAYS, Engine, Start, serves_still, wait_for
 from twostroke.cluster import tickets
-from twostroke.cluster.transfer import announcements
+from twostroke.cluster.transfer import announcements, audience
 from twostroke.cluster.transfer.audience import MOST_WAITING, Audience
 from twostroke.cluster.transfer.channel import Channel, RefusedError, TransferError
 from twostroke.core.errors import BadRequestError
@@ -114,12 +115,18 @@ def test_names_that_are_none_are_refused(channel: Channel, names: Any) -> None:
         Audience().serve(channel, {"ask": "listen", "names": names})
 
 
+def test_no_more_listen_than_may(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audience, "MOST_SEATS", 0)
+    with pytest.raises(RefusedError, match="0 listen, and no more may"):
+        Audience().serve(channel, {"ask": "listen", "names": ["one"]})
+
+
 def test_an_audience_that_is_closed_sends_all_away(channel: Channel) -> None:
-    audience = Audience()
-    audience.close()
+    ended = Audience()
+    ended.close()
     with pytest.raises(TransferError, match="were closed"):
-        audience.serve(channel, {"ask": "listen", "names": ["one"]})
-    assert audience.find("one") is None
+        ended.serve(channel, {"ask": "listen", "names": ["one"]})
+    assert ended.find("one") is None
 
 
 def opened(word: str, **changes: Any) -> Announcement:
@@ -148,6 +155,32 @@ def test_what_was_signed_comes_out() -> None:
 def test_anything_else_is_refused(word: str, sentence: str) -> None:
     with pytest.raises(BadRequestError, match=sentence):
         opened(word)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": "one"},
+        {"places": 7},
+        {"places": [[1]]},
+        {"places": [["a", 1]]},
+        {"until": None},
+        {"formats": "{}"},
+        {"lease": ...},
+    ],
+)
+def test_what_a_member_signed_and_nobody_can_read_is_refused(change: dict[str, Any]) -> None:
+    text = announcements.signed(KEY, "one", GIVEN, NOW_S).partition(" ")[2]
+    given = {name: value for name, value in {**json.loads(text), **change}.items() if value is not ...}
+    text = json.dumps(given)
+    with pytest.raises(BadRequestError, match="cannot be read"):
+        opened(f"{announcements._mac(KEY, text)} {text}")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "7", "[" * 5000])
+def test_a_signature_over_no_object_is_no_announcement(text: str) -> None:
+    with pytest.raises(BadRequestError, match="cannot be read"):
+        opened(f"{announcements._mac(KEY, text)} {text}")
 
 
 def test_a_ticket_is_no_announcement() -> None:

@@ -40,25 +40,31 @@ def signed(key: bytes, listener: str, announcement: Announcement, now_s: float |
 
 def opened(key: bytes, word: str, peer: str, names: Container[str], now_s: float | None = None) -> Announcement:
     """What a peer told one of these names. Raises BadRequestError for what the fleet's key did not sign, or not for
-    this engine, or not of this peer, or long ago."""
+    this engine, or not of this peer, or long ago; and for what says nothing, whoever signed it."""
     mac, _, text = word.partition(" ")
     if not hmac.compare_digest(mac.encode(), _mac(key, text).encode()):
         raise BadRequestError("an announcement was not made by an engine of this fleet: its signature is another")
-    payload: dict[str, Any] = json.loads(text)
+    try:
+        return _read(json.loads(text), peer, names, time.time() if now_s is None else now_s)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise BadRequestError("an announcement that cannot be read") from None
+
+
+def _read(payload: dict[str, Any], peer: str, names: Container[str], now_s: float) -> Announcement:
     if payload.get("version") != VERSION:
         raise BadRequestError("an announcement is of another version of this program")
     if payload["for"] not in names:
         raise BadRequestError("an announcement was made for another engine")
     if payload["peer"] != peer:
         raise BadRequestError("an announcement is of blocks that another engine has")
-    if (time.time() if now_s is None else now_s) > payload["until"] + SKEW_S:
+    if now_s > payload["until"] + SKEW_S:
         raise BadRequestError("an announcement came too late")
     return Announcement(
-        payload["lease"],
-        payload["peer"],
-        payload["number"],
-        tuple((group, slot) for group, slot in payload["places"]),
-        payload["model"],
+        str(payload["lease"]),
+        peer,
+        int(payload["number"]),
+        tuple((int(group), int(slot)) for group, slot in payload["places"]),
+        str(payload["model"]),
         KVFormat.read(payload["formats"]),
     )
 

@@ -16,6 +16,8 @@ SIGN_S = 2.0
 SILENT_S = 10.0
 """Without a sign for this long, whoever is listened to is taken for gone."""
 STALL_S = 20.0
+MOST_SEATS = 64
+"""Each is a connection, of those that a listener takes (listener.py): most are for whoever reads."""
 MOST_NAMES = 8
 MOST_WAITING = 1024
 """Words for one peer. One that takes them more slowly loses some, and takes the rest of those prompts later."""
@@ -57,6 +59,8 @@ class Audience:
             raise RefusedError(f"whoever listens has 1 to {MOST_NAMES} names")
         seat = _Seat(names)
         with self._changed:
+            if len(self._seats) >= MOST_SEATS:
+                raise RefusedError(f"{MOST_SEATS} listen, and no more may")
             self._seats.append(seat)
         try:
             while True:

@@ -2,7 +2,7 @@
 in host slots, chunk by chunk; that one takes them into slots of its own, which nobody can find. When the request comes
 with its handoff they get their names, and only the rest is fetched. What nobody comes for is freed in its time.
 
-All of it is a head start: whatever of it fails, the blocks are fetched as if it had never been."""
+All of it is a head start: what did not come so is fetched with the request."""
 
 from __future__ import annotations
 
