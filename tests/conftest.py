@@ -27,11 +27,11 @@ from pathlib import Path
 import pytest
 
 from tests.properties import load_fixed_profile
-from twostroke.backends.cuda import _no_device
+from twostroke.backends.cuda import device_here
 from twostroke.models.resolve import resolve
 
 # Before anything imports Triton, as transformers does: its own functions are interpreted only if it hears of it then.
-if _no_device() is not None:
+if device_here.none_found() is not None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 load_fixed_profile()  # before `--hypothesis-profile` is heard, and before tests are read

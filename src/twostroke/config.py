@@ -80,7 +80,8 @@ class EngineConfig:
         None,
         ENGINE,
         "A TOML file with what classes of requests are promised: a table [levels.NAME] each, with ttft_ms, itl_ms, "
-        "weight and when_late (queue or refuse). Default: one class, which promises what the hardware does anyway.",
+        "weight and when_late (queue or refuse). Default: one class, which promises what this hardware gives unless "
+        "overloaded.",
         must_be="the path of a TOML file",
         metavar="FILE",
     )

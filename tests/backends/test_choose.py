@@ -17,7 +17,9 @@ from twostroke.models.loading import load_checkpoint
 
 @pytest.fixture
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostroke.backends.cuda._no_device", lambda: "there is no NVIDIA driver on this machine")
+    monkeypatch.setattr(
+        "twostroke.backends.cuda.device_here.none_found", lambda: "there is no NVIDIA driver on this machine"
+    )
 
 
 @pytest.mark.usefixtures("no_cuda")

@@ -79,7 +79,7 @@ def made_engines(checkpoints: dict[tuple[str, WeightKind], Checkpoint], levels: 
         fleet = FleetSettings(KEY, "sockets", engine_id=name, leaves_prompts=name == "reads")
         engine = assemble(checkpoint, None, config, fleet).engine
         scheduler = engine.scheduler
-        scheduler._forecast.step_seconds = seconds
+        scheduler._forecast.step_seconds, scheduler._forecast._is_trusted = seconds, lambda: True
         if scheduler._staying is not None:
             scheduler._staying._step_seconds = seconds
             engine._clock = CLOCK

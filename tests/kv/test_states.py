@@ -27,7 +27,7 @@ def test_a_state_takes_one_slot_however_long_its_sequence_grows() -> None:
     assert grants is not None and [grant.group for grant in grants] == [0, 1], "the slot is held already"
     # A third would find blocks enough, and no slot.
     match = ledger.match(third)
-    assert ledger.shortage(match, 8, 8, (0, 0, 0)) == (0, 0, 1)
+    assert ledger.ahead.shortage(match, 8, 8, (0, 0, 0)) == (0, 0, 1)
     ledger.begin(third, match)
     assert ledger.room(third) == 0 and ledger.reserve(third, 4) is None
     ledger.check([one, other, third])

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.text import agent_templates
+from tests.text import agent_templates, more_agent_templates
 from twostroke.server.errors import ApiError
 from twostroke.server.parsing import AnswerParser, finished_calls
 from twostroke.server.told_tools import told_of_tools
@@ -33,6 +33,8 @@ class Family:
     """What ends a turn."""
     tells: str = "all"
     """Of which turns since the user spoke it is told the thoughts: `all`, `calls` or `none`."""
+    vocabulary: tuple[str, ...] = ()
+    """What tells its format, where the template does not."""
 
 
 FAMILIES = {
@@ -47,6 +49,12 @@ FAMILIES = {
     "nemotron2": Family(agent_templates.NEMOTRON2, "nemotron", "think", "<SPECIAL_12>", "none"),
     "granite4": Family(agent_templates.GRANITE4, "hermes", "none", "<|end_of_text|>", "none"),
     "minimax-m2": Family(agent_templates.MINIMAX_M2, "minimax", "think", "[e~["),
+    "deepseek-v3.1": Family(
+        more_agent_templates.DEEPSEEK_V31, "deepseek-v31", "think", "<｜end▁of▁sentence｜>", "none"
+    ),
+    "ministral3": Family(more_agent_templates.MINISTRAL3, "mistral-args", "mistral", "</s>", "none"),
+    "qwen3.5": Family(more_agent_templates.QWEN3_5, "qwen3-coder", "think", "<|im_end|>"),
+    "lfm2": Family(more_agent_templates.LFM2, "lfm2", "none", "<|im_end|>", "none", ("<|tool_call_start|>",)),
 }
 TOOLS = [
     {
@@ -104,9 +112,8 @@ def tokenizer_of(family: Family) -> Tokenizer:
     def encode(text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    special = (
-        dict.fromkeys(harmony.SIGNS, 0) if family.thoughts == "harmony" else {}
-    )  # its template has not all of them
+    signs = harmony.SIGNS if family.thoughts == "harmony" else ()  # its template has not all of them
+    special = dict.fromkeys((*signs, *family.vocabulary), 0)
     found = SimpleNamespace(chat_template=family.template, special_tokens=special, encode=encode)
     return cast(Tokenizer, found)
 

@@ -35,6 +35,10 @@ SECTIONS: dict[str, Section] = {
         script("made on load", "low_bit", SHAPE, "--parts", "products"),  # by kernels that stored forms share
         UNTIMED,
     ],
+    "float8": [
+        check(["float8_products", "float8_forms", "float8_rows", "tuning_faults"]),
+        script("timing", "float8_products"),
+    ],
     "one-byte-kv": [check(["one_byte_kv", "one_byte_model"]), script("long context", "kv_long"), UNTIMED],
     "experts": [check(["stored_experts", "mx_experts", "moe_routing"]), UNTIMED],
     "latent-attention": [check(["latent_attention"]), script("timing", "latent_attention", "--quick")],

@@ -28,6 +28,9 @@ VERSION = 3
 SKEW_S = 5.0
 """That two machines' clocks may be apart."""
 MOST_CHARS = 1 << 20
+LATE_S = 60.0
+"""Of one that came too late, how long its times still count: whoever asks waited that long for a worker. Later they are
+of some request, long ago, and whoever used it is forgotten."""
 UNREAD_S = 30.0
 """For a router to pass it on."""
 UNREAD = "no worker that reads prompts was there"
@@ -101,7 +104,7 @@ def opened(
     if payload.get("version") != VERSION:
         raise BadRequestError(f"{FIELD} is of another version of this program")
     if "lease" not in payload:
-        if now_s > payload["until"] + SKEW_S:  # of some request, long ago: its times are not this one's
+        if now_s > payload["until"] + SKEW_S:
             return unread(payload["unread"])
         return unread(payload["unread"], *_seconds(payload), _way_s(payload, now_s, is_near=False))
     if not hmac.compare_digest(str(payload["prompt"]), prompt_digest(key, token_ids)):
@@ -112,6 +115,8 @@ def opened(
     way_s = _way_s(payload, now_s, is_near=_is_this_machine(host))
     if now_s > payload["until"] + SKEW_S:
         why = f"it came too late: its KV was kept until {now_s - payload['until']:.0f} s ago"
+        if now_s > payload["until"] + SKEW_S + LATE_S:
+            return unread(why)
         return replace(unread(why, *_seconds(payload), way_s), lease_id=payload["lease"])
     return Handoff(
         payload["lease"],

@@ -102,6 +102,9 @@ class Formats:
     """Of weights, for steps of few tokens as decode has them; None: both phases read the same."""
     stored: str | None = None
     """What most of the file's weights are in; None: there is no file."""
+    inputs_in_float8: bool | None = None
+    """Beside arithmetic in bf16. True: inputs of some matrices are rounded to float8; False: of none, since bf16 was
+    asked for; None: as tables say."""
     reasons: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod

@@ -324,11 +324,15 @@ def assemble(
     if checkpoint.pooling is not None:
         drafts_note = vectors_note(checkpoint, checkpoint.pooling)
     notes = (*prepared.reasons, drafts_note, *([] if tiers_note is None else [tiers_note]))
-    notes = (*notes, *getattr(backend, "notes", ()))
-    if calibration is not None:
-        notes = (*notes, f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average")
+    notes = (*notes, *getattr(backend, "notes", ()), *_calibration_notes(calibration))
     factory, shape = prepared.factory, prepared.shape
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared, grammars)
+
+
+def _calibration_notes(calibration: Calibration | None) -> list[str]:
+    if calibration is None:
+        return []
+    return [f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average"]
 
 
 def _refuse_other_tokens(prepared: Preparation, tokenizer: Tokenizer | None) -> None:

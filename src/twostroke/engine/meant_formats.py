@@ -22,7 +22,8 @@ def otherwise(checkpoint: Checkpoint, formats: Formats) -> tuple[str, ...]:
     inputs = [scheme.activations for scheme in quantisation.schemes if scheme.activations is not None]
     for kind in sorted({one.kind for one in inputs} - {formats.arithmetic}):
         hint = " unless --dtype fp8 asks for it" if kind == "fp8" and formats.arithmetic == "bf16" else ""
-        told.append(f"the file means inputs of matrices in {kind}, which stay in {formats.arithmetic}{hint}")
+        which = "of which some" if kind == "fp8" and formats.inputs_in_float8 else "which"
+        told.append(f"the file means inputs of matrices in {kind}, {which} stay in {formats.arithmetic}{hint}")
     if any(not one.is_dynamic for one in inputs):
         told.append("scales that the file has for inputs of matrices are not used: inputs are measured as they come")
     return tuple(told)

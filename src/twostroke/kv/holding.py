@@ -58,7 +58,7 @@ class LookAhead:
         return tuple(short)
 
     def samples_ahead(self, prompt_len: int, end: int, number: int) -> list[int]:
-        """One a group: what so many more samples of a prompt take up to `end`, beside what they share."""
+        """One a group: what `number` more samples of a prompt take up to `end`, beside what they share."""
         return [number * self._own_entries(group, prompt_len, end) for group in self.layout.groups]
 
     def most_samples(self, prompt_len: int, end: int) -> int:

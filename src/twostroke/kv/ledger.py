@@ -58,7 +58,8 @@ class KVLedger:
         self._chains = PrefixChains(self.index, self._memory, layout.block_size, prefix_caching=prefix_caching)
         self._matcher = PrefixMatcher(layout, self.index, self._chains)
         self._first_needed = self._matcher.first_needed
-        self._ahead = LookAhead(layout, self.pools, self._first_needed)
+        self.ahead = LookAhead(layout, self.pools, self._first_needed)
+        """What is still to be taken, for whoever decides on admission."""
         self._of_tokens = tuple(number for number, group in enumerate(layout.groups) if not group.is_state)
         self.states: Snapshots | None = None
         """None: no group is one of states."""
@@ -350,20 +351,7 @@ class KVLedger:
 
     def blocks_to_come(self, sequence: Sequence, end: int, max_chunk: int) -> list[int]:
         """One a group: blocks that a running sequence will still take to be computed up to `end`."""
-        return self._ahead.blocks_to_come(self._holdings[sequence.seq_id], end, max_chunk)
-
-    def shortage(self, match: PrefixMatch, end: int, max_chunk: int, spare: Iterable[int]) -> tuple[int, ...]:
-        """One a group: blocks missing for a sequence that begins with `match` to be computed up to `end`, with `spare`
-        blocks left. All 0: it fits."""
-        return self._ahead.shortage(match, end, max_chunk, spare)
-
-    def samples_ahead(self, prompt_len: int, end: int, number: int) -> list[int]:
-        """One a group: blocks that so many more samples of a prompt take up to `end`, beside what they share."""
-        return self._ahead.samples_ahead(prompt_len, end, number)
-
-    def most_samples(self, prompt_len: int, end: int) -> int:
-        """Of one prompt, how many fit at a time up to `end`, if nobody else is there."""
-        return self._ahead.most_samples(prompt_len, end)
+        return self.ahead.blocks_to_come(self._holdings[sequence.seq_id], end, max_chunk)
 
     def num_shared(self, sequence: Sequence) -> int:
         """Of a running sequence's tokens, those at the beginning whose blocks others hold, too, in every group, as far

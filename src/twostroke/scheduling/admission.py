@@ -20,7 +20,6 @@ from operator import add
 from typing import NamedTuple
 
 from twostroke.core.sequence import Phase, Sequence, SequenceState
-from twostroke.core.service_level import DEFAULT_LEVEL
 from twostroke.core.timing import NO_TIERS, TierTokens
 from twostroke.cost.floor import StepWork
 from twostroke.kv.ledger import KVLedger
@@ -29,8 +28,8 @@ from twostroke.kv.recall import load_seconds, tier_tokens
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.forecast import Forecast
 from twostroke.scheduling.gaps import Gaps
+from twostroke.scheduling.growth import Growth
 from twostroke.scheduling.line import Line
-from twostroke.scheduling.output_lengths import OutputLengths, peak_growth
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.policies.policy import Policy
 from twostroke.scheduling.queue import Rank, RankedQueue
@@ -59,10 +58,8 @@ class Admission:
         self._policy = policy
         self._forecast = forecast
         self.gaps = gaps
-        self._lengths = OutputLengths()
+        self.growth = Growth(config, ledger)
         self.total_tokens = TokenLimit(config, ledger.max_total_tokens).total_tokens
-        pools = zip(ledger.layout.groups, ledger.pools, strict=True)  # states do not grow: they need no reserve
-        self._watermarks = [0 if g.is_state else math.ceil(pool.num_blocks * config.kv_watermark) for g, pool in pools]
         self._first_samples: dict[int, Sequence] = {}  # by sequence id, for siblings that wait for their prompt
         self._shares = Shares()
         self.waiting = Line(policy, self._shares)
@@ -193,12 +190,7 @@ class Admission:
         """Blocks of each group that are missing to let it in, or all of its samples."""
         if not len(self.running):  # alone, it always may: it fits, if need be by chunks as small as the room
             return ()
-        target = min(len(newcomer.tokens) + 1, newcomer.max_total_tokens - 1)
-        spare = self._spare_blocks(newcomer, num_samples)
-        if num_samples > 1:
-            more = self._ledger.samples_ahead(newcomer.prompt_len, target, num_samples - 1)
-            spare = [left + blocks for left, blocks in zip(spare, more, strict=True)]
-        return self._ledger.shortage(match, target, self._config.chunk_limit, spare)
+        return self.growth.shortage(newcomer, match, self.running, num_samples)
 
     def admit(self, plan: StepPlan, candidate: Candidate) -> None:
         """Let it in: it is given its matched blocks and a row, and no work yet."""
@@ -269,35 +261,6 @@ class Admission:
         first = self._first_samples.get(sequence.seq_id)
         return first is None or first.num_output > 0 or first.is_finished
 
-    def _spare_blocks(self, newcomer: Sequence, num_samples: int) -> list[int]:
-        """One a group: what must be left free beside a newcomer: what running prefills still have to take, and what
-        all streams, its own among them, are expected to grow by; the watermark at least."""
-        growth = self._ledger.layout.blocks_for(self._expected_growth(newcomer, num_samples))
-        grows = [group.window is None and not group.is_state for group in self._ledger.layout.groups]
-        spare = [max(mark, growth * grow) for mark, grow in zip(self._watermarks, grows, strict=True)]
-        for sequence in self.running:
-            if sequence.num_computed + sequence.num_in_flight < sequence.prefill_len:
-                target = min(sequence.prefill_len + 1, sequence.max_total_tokens - 1)
-                ahead = self._ledger.blocks_to_come(sequence, target, self._config.chunk_limit)
-                spare = [left + more for left, more in zip(spare, ahead, strict=True)]
-        return spare
-
-    def _expected_growth(self, newcomer: Sequence, num_samples: int) -> int:
-        """Tokens that answers will add to KV at most, if nobody else comes. 0: not known."""
-        streams = []
-        for sequence in (*self.running, newcomer):
-            if not self.num_preemptions and not self._lengths.knows(_level_of(sequence)):
-                return 0
-            streams.append((len(sequence.tokens) - sequence.timing.cached_tokens, self.more_tokens(sequence)))
-        streams += [(0, streams[-1][1])] * (num_samples - 1)  # what they give back is sample 0's, too
-        return peak_growth(streams)
-
-    def more_tokens(self, sequence: Sequence) -> int:
-        """That it will still write: as its class was measured, and else half as much again."""
-        most = sequence.max_total_tokens - len(sequence.tokens)
-        more = self._lengths.more(_level_of(sequence), sequence.num_output, most)
-        return min(most, 1 + sequence.num_output // 2) if more is None else more
-
     # Running to waiting
 
     def make_way(self) -> None:
@@ -321,7 +284,7 @@ class Admission:
         return self._shares.who_gives_way(head, reversed(self.running)) if self._policy.calls_take_turns else None
 
     def num_making_way_for(self, head: Sequence, number: int) -> int:
-        """Of so many slots that it and its siblings want one after another, those that others would give them."""
+        """Of this many slots that it and its siblings want one after another, those that others would give them."""
         if self.who_makes_way_for(head) is None:
             return 0
         return self._shares.num_giving_way(head, number)
@@ -371,6 +334,7 @@ class Admission:
         sequence.timing.preemptions += 1
         sequence.timing.preempted_s.append(self.waits.now_s)
         self.num_preemptions += 1
+        self.growth.has_overrun = True
 
     def stop_running(self, sequence: Sequence, *, tainted: bool = False) -> None:
         self.running.remove(sequence)
@@ -379,10 +343,6 @@ class Admission:
         self._ledger.release(sequence, tainted=tainted)
         if self._arriving.pop(sequence.seq_id, None) is None:
             self.rows_to_close.append(sequence.seq_id)
-
-    def note_length(self, sequence: Sequence) -> None:
-        """It came to its own end."""
-        self._lengths.take(_level_of(sequence), sequence.num_output)
 
     def retire(self, sequence: Sequence, *, tainted: bool = False) -> None:
         """Forget a sequence that is finished, wherever it was."""
@@ -402,8 +362,5 @@ class Admission:
         """What another has counted and left to close; nobody waits or runs in either."""
         self.rows_to_close += before.rows_to_close
         self.num_preemptions, self.tier_hit_tokens = before.num_preemptions, before.tier_hit_tokens
+        self.growth.has_overrun = before.growth.has_overrun
         self.prefix_hit_tokens, self.prefix_lookup_tokens = before.prefix_hit_tokens, before.prefix_lookup_tokens
-
-
-def _level_of(sequence: Sequence) -> str:
-    return sequence.request.service_level or DEFAULT_LEVEL

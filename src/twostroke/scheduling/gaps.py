@@ -76,7 +76,7 @@ class Gaps:
         return self._step_s([newcomer]) if self.may_hold and _writes(newcomer) else 0.0
 
     def most_alike(self, newcomer: Sequence, number: int) -> int:
-        """Of so many like it, those that may write beside each other, if nobody else does."""
+        """Of `number` like it, those that may write beside each other, if nobody else does."""
         own_s = self._own_s(newcomer) if self.may_hold and _writes(newcomer) else inf
         if own_s == inf:
             return number

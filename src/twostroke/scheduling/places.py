@@ -31,7 +31,9 @@ class Places:
         has_ends = forecast.between_ends_s.value > 0.0
         room_s = self._room_s(newcomer, at_a_time, 0 if has_ends else num_slots_short)
         if waiting:
-            room_s = max(room_s, admission.gaps.wait_s(newcomer, waiting - 1, admission.running, admission.more_tokens))
+            room_s = max(
+                room_s, admission.gaps.wait_s(newcomer, waiting - 1, admission.running, admission.growth.more_tokens)
+            )
         if room_s:
             in_line_s = max(in_line_s, room_s + forecast.first_token_s(0.0, own_s))
         steps_s = max(0, given - 1) * forecast.step_s.value  # one a step gives way
@@ -57,15 +59,15 @@ class Places:
             return 1
         admission = self._admission
         most = min(num_samples, admission.num_slots, admission.gaps.most_alike(newcomer, num_samples))
-        end = min(newcomer.prompt_len + admission.more_tokens(newcomer), newcomer.max_total_tokens - 1)
-        return max(1, min(most, self._ledger.most_samples(newcomer.prompt_len, end)))
+        end = min(newcomer.prompt_len + admission.growth.more_tokens(newcomer), newcomer.max_total_tokens - 1)
+        return max(1, min(most, self._ledger.ahead.most_samples(newcomer.prompt_len, end)))
 
     def _rounds_s(self, newcomer: Sequence, num_samples: int, at_a_time: int) -> float:
         """For its last samples, until the first of them have ended in whose place they write."""
         num_rounds = ceil(num_samples / at_a_time) - 1
         if not num_rounds:
             return 0.0
-        num_steps = num_rounds * self._admission.more_tokens(newcomer)
+        num_steps = num_rounds * self._admission.growth.more_tokens(newcomer)
         return num_steps * self._forecast.step_seconds(StepWork(contexts=[newcomer.prompt_len + 1] * at_a_time))
 
     def _room_s(self, newcomer: Sequence, num_samples: int, num_slots_short: int) -> float:
@@ -75,7 +77,7 @@ class Places:
         short = max(self._admission.shortage(newcomer, match, num_samples), default=0)
         if short <= 0 and num_slots_short <= 0:
             return 0.0
-        ends = sorted((self._admission.more_tokens(one), one.seq_id, one) for one in self._admission.running)
+        ends = sorted((self._admission.growth.more_tokens(one), one.seq_id, one) for one in self._admission.running)
         num_steps = 0
         for num_steps, _, one in ends:
             num_slots_short -= 1

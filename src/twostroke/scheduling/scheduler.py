@@ -131,7 +131,7 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             self._forecast.note_end(self._now_s if now_s is None else now_s)
         if went_well := reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._admission.note_length(sequence)
+            self._admission.growth.note_length(sequence)
         if sequence.request.lease_id:
             sequence.handoff = self.ledger.hand_on(sequence, went_well=went_well)
         self._admission.retire(sequence, tainted=reason is FinishReason.ERROR and sequence.seq_id not in self._stuck)

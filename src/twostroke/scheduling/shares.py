@@ -64,8 +64,7 @@ class Shares:
         return next(filter(_may_give_way, found), None) if most > 1 else None
 
     def num_giving_way(self, head: Sequence, number: int) -> int:
-        """Where somebody gives way for `head`: how many do for it and its siblings, of which there are so many, one
-        after another."""
+        """Where somebody gives way for `head`: how many do for `number` of it and its siblings, one after another."""
         tenant = head.request.tenant
         own = self._by_tenant[tenant]
         others = [held for name, held in self._by_tenant.items() if name != tenant]

@@ -105,7 +105,7 @@ class Handoffs:
             return
         if len(self._used) > MOST_REMEMBERED or (self._used and next(iter(self._used.values())) < now_s):
             self._used = {lease: until_s for lease, until_s in self._used.items() if until_s > now_s}
-        self._used[handoff.lease_id] = now_s + handoff.lease_s + 2 * tickets.SKEW_S
+        self._used[handoff.lease_id] = now_s + handoff.lease_s + 2 * tickets.SKEW_S + tickets.LATE_S
 
     def failed(self, wish: HandoffWish) -> None:
         """It ended without an answer: whoever routes may send it once more."""

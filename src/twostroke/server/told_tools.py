@@ -19,12 +19,14 @@ def told_of_tools(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]], tokenizer: Tokenizer, tool_format: ToolFormat
 ) -> list[dict[str, Any]]:
     """Messages for a template: arguments as objects, which templates write as JSON themselves. One that knows no tools
-    is told of them in a plain message, and, where it knows no calls, of calls and results too."""
+    is told of them in a plain message, and of calls and results too. One that knows tools and no calls is given each
+    call as part of what was said."""
     plain = [_with_objects(without_nothing(message), f"messages[{index}]") for index, message in enumerate(messages)]
     template = tokenizer.chat_template or ""
     plain = with_thoughts(plain, template)
-    knows_calls = "tools" in template or "tool_calls" in template
-    if knows_calls:
+    if "tool_calls" not in template:
+        plain = [_with_written_calls(message, tool_format) for message in plain]
+    if "tools" in template or "tool_calls" in template:
         plain = numbered(plain) if tool_format.is_numbered else plain
         if _ADDS_ARGUMENTS.search(template):
             plain = [_with_texts(message) for message in plain]
@@ -32,7 +34,7 @@ def told_of_tools(
             plain = [_with_content(message) for message in plain]
         plain = with_calls(plain, template)
     else:
-        plain = [_as_text(message, tool_format) for message in plain]
+        plain = [_as_text(message) for message in plain]
     if not tools or "tools" in template:
         return plain
     example = written(tool_format, [("function_name", {"argument": "value"})])
@@ -133,13 +135,19 @@ def _custom_call(call: dict[str, Any], field: str) -> dict[str, Any]:
     return {**plain, "type": "function", "function": called_with(custom["name"], custom["input"])}
 
 
-def _as_text(message: dict[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
-    content = message.get("content")
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] != "tool":
+        return message
+    return {"role": "user", "content": f"<tool_response>\n{message.get('content')}\n</tool_response>"}
+
+
+def _with_written_calls(message: dict[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
+    """As the model would write them, behind what it said."""
     calls = message.get("tool_calls")
     if not calls:
         return message
+    content = message.get("content")
     texts = [content] if isinstance(content, str) and content else []
     texts.append(written(tool_format, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]))
-    return {"role": message["role"], "content": "\n".join(texts)}
+    plain = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**plain, "content": "\n".join(texts)}

@@ -27,9 +27,10 @@ TRIAL_SHARE = 0.01
 MAX_SKIPPED = 256
 """The most steps that a slow drafter sits out, unless a trial takes so long that they must be more."""
 UNASKED_STEPS = 64
-"""So many steps with decodes one that computes follows streams while nobody asks it, as there is no room for drafts."""
+"""For this many steps with decodes one that computes follows streams while nobody asks it, as there is no room for
+drafts."""
 FOLLOWED_OUT = 4
-"""So many while it sits out: then a short rest costs it nothing of what it knows of a stream."""
+"""For this many while it sits out: then a short rest costs it nothing of what it knows of a stream."""
 SECOND_TRIALS = 1
 """Trials that follow at once where nobody got a guess: one that computes may have fallen behind while nobody asked, and
 goes on from there when it is asked."""

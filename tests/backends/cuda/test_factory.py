@@ -15,7 +15,7 @@ import torch
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends import cuda
-from twostroke.backends.cuda import FACTORY, backend
+from twostroke.backends.cuda import FACTORY, backend, device_here
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.interface import BackendSettings
 from twostroke.core.errors import BackendError
@@ -44,9 +44,9 @@ def checkpoint(folder: Path) -> Checkpoint:
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
     """The machine is asked once a process; here it is another one each time."""
-    cuda._no_device.cache_clear()
+    device_here.none_found.cache_clear()
     yield
-    cuda._no_device.cache_clear()
+    device_here.none_found.cache_clear()
 
 
 class Driver:
@@ -65,7 +65,7 @@ class Driver:
 
 @pytest.mark.usefixtures("asked_anew")
 def test_it_needs_its_packages(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "find_spec", lambda name: None if name == "triton" else object())
+    monkeypatch.setattr(device_here, "find_spec", lambda name: None if name == "triton" else object())
     reason = FACTORY.supports(checkpoint)
     assert reason is not None and reason.startswith("torch and triton are not installed; pip install '.[cuda]'")
 
@@ -78,7 +78,7 @@ def test_it_needs_a_driver_and_a_device(checkpoint: Checkpoint, monkeypatch: pyt
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     assert FACTORY.supports(checkpoint) == "there is no NVIDIA driver on this machine"
     for driver in (Driver(0), Driver(1, initialised=100)):
-        cuda._no_device.cache_clear()
+        device_here.none_found.cache_clear()
         monkeypatch.setattr(ctypes, "CDLL", lambda name, driver=driver: driver)
         assert FACTORY.supports(checkpoint) == "the NVIDIA driver finds no device"
 
@@ -138,7 +138,7 @@ def test_it_computes_in_what_the_weights_are_stored_in(
     folder: Path, kind: WeightKind, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Hopper, where those in few bits are brought to 16."""
-    monkeypatch.setattr("twostroke.backends.cuda._reads_few_bits", lambda: False)
+    monkeypatch.setattr("twostroke.backends.cuda.device_here.reads_few_bits", lambda: False)
     checkpoint = random_checkpoint(folder, kind)
     assert FACTORY.formats(checkpoint) == Formats(name, name, name, stored=kind.name)
     for asked, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):

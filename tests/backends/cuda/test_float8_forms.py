@@ -20,8 +20,7 @@ from tests.backends.cuda.test_stored_model import rounded
 from tests.models.quantised.folders import FORMATS, arguments, make_quantised, quantise_folder
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends import cuda
-from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda import FACTORY, device_here, products
 from twostroke.backends.cuda.kernels.float8_tiles import ROWS_FLOAT8, Float8Tile, LibraryTile, in_float8
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, GROUPED_CODES, INT4, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
@@ -29,10 +28,11 @@ from twostroke.backends.cuda.kernels.product import Product, Role
 from twostroke.backends.cuda.layer_matrices import layer_matrices
 from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
 from twostroke.backends.cuda.model_matrices import held_of, held_on, unpacked_weights
-from twostroke.backends.cuda.products import LAUNCHES, Products, ProductScratch, Stream
+from twostroke.backends.cuda.products import LAUNCHES, Products, ProductScratch, Stream, card_for
 from twostroke.backends.cuda.stored_codes import Held
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, table_for
 from twostroke.core.formats import STORED, Formats, FormatWish
+from twostroke.engine.meant_formats import otherwise
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
@@ -215,8 +215,8 @@ def test_a_layer_s_products(kernel: str, code: Code, has_bias: bool, rows: int, 
 
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_reads_few_bits", lambda: True)
-    monkeypatch.setattr(cuda, "_lacks_float8", lambda: False)
+    monkeypatch.setattr(device_here, "reads_few_bits", lambda: True)
+    monkeypatch.setattr(device_here, "lacks_float8", lambda: False)
 
 
 def chosen(folder: Path, *wish: str | None) -> Formats:
@@ -257,7 +257,7 @@ def test_what_float8_does_not_hold_declines_with_a_sentence(tmp_path: Path, monk
     told = FACTORY.formats(plain, FormatWish("q8_0", "fp8"))
     assert isinstance(told, str) and "float8" in told
     assert chosen(tmp_path / "plain", "int4", "fp8", "fp8").arithmetic == "fp8", "beside KV of a byte"
-    monkeypatch.setattr(cuda, "_lacks_float8", lambda: True)
+    monkeypatch.setattr(device_here, "lacks_float8", lambda: True)
     told = FACTORY.formats(plain, FormatWish("int4", "fp8"))
     assert isinstance(told, str) and "multiplies no float8" in told
 
@@ -272,6 +272,31 @@ def test_a_folder_with_experts_says_what_its_dense_matrices_meet(tmp_path: Path)
     held = held_on(held_of(checkpoint, formats), checkpoint.spec, H200)
     assert held.in_float8 == held.experts and {held.codes[name] for name in held.experts} == {FP8_UNITS}
     assert chosen(folder, None, "fp8").arithmetic == "fp8"
+    (told,) = otherwise(checkpoint, formats)
+    assert told == "the file means inputs of matrices in fp8, of which some stay in bf16 unless --dtype fp8 asks for it"
+    for wish in ((None, "bf16"), (None, "bf16", "fp8")):
+        (told,) = otherwise(checkpoint, chosen(folder, *wish))
+        assert "in fp8, which stay in bf16 unless --dtype fp8 asks for it" in told
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_bf16_that_is_asked_for_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder whose every matrix float8 holds by rows, and of one with blocks; with KV of a byte, too."""
+    monkeypatch.setattr(products, "card_of", lambda *device_and_type: HOPPER)
+    plain = make_tiny("llama", tmp_path / "plain")[0]
+    rows = quantise_folder(plain, tmp_path / "rows", FORMATS["ct_fp8_channel"])[0]
+    blocks = quantise_folder(plain, tmp_path / "blocks", FORMATS["fp8_block"])[0]
+    for folder, weights in ((rows, None), (blocks, None), (plain, "fp8")):
+        for kv in (None, "fp8"):
+            left_open, asked = chosen(folder, weights, None, kv), chosen(folder, weights, "bf16", kv)
+            assert left_open.arithmetic == ("bf16" if folder is blocks else "fp8") and "float8" in left_open.line
+            assert asked.arithmetic == "bf16" and "multiplied in bf16 as asked for" in asked.line
+            assert "float8" not in asked.line
+            assert not held_of(load_checkpoint(folder), asked).in_float8
+            choices = Choices(Table("empty", {}), card_for(torch.device("cuda"), BF16, asked))
+            assert choices.of(GATED, 2048, ("fp8",)).kernel.name == "fp8_unpacked"
+            choices = Choices(Table("empty", {}), card_for(torch.device("cuda"), BF16, left_open))
+            assert choices.of(GATED, 2048, ("fp8",)).kernel.name == "scaled"
 
 
 @pytest.mark.usefixtures("on_hopper")

@@ -14,7 +14,7 @@ from tests.models.quantised.folders import write_folder
 from tests.models.quantised.test_folders import mx_parts
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import FACTORY, _reads_few_bits
+from twostroke.backends.cuda import FACTORY, device_here
 from twostroke.backends.cuda.kernels.expert_numbers import ExpertMatrix
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile, GroupedTile
 from twostroke.backends.cuda.kernels.moe_decode import Routed, few_tokens_down, few_tokens_gate_up
@@ -127,7 +127,7 @@ def test_experts_are_held_as_stored_where_that_is_asked_for(as_published: Checkp
     assert read_bytes(as_published, "layers.0.experts.0.down", formats) == 64 * 96 * 17 // 32
     assert read_bytes(as_published, "layers.0.q", formats) == 2 * spec.layers[0].grouped.query_width * 64
     default = FACTORY.formats(as_published)
-    assert isinstance(default, Formats) and default.weights == (STORED if _reads_few_bits() else "bf16")
+    assert isinstance(default, Formats) and default.weights == (STORED if device_here.reads_few_bits() else "bf16")
 
 
 def test_a_model_as_stored_says_what_the_reference_does(as_published: Checkpoint, device: str) -> None:

@@ -157,7 +157,7 @@ def test_what_is_chosen_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     unasked = FACTORY.formats(checkpoint)
     assert isinstance(unasked, Formats) and (unasked.weights, unasked.arithmetic) == (STORED, "bf16")
-    monkeypatch.setattr("twostroke.backends.cuda._reads_few_bits", lambda: False)
+    monkeypatch.setattr("twostroke.backends.cuda.device_here.reads_few_bits", lambda: False)
     unasked = FACTORY.formats(checkpoint)
     assert isinstance(unasked, Formats) and unasked.weights == "bf16" and "--quantise none holds them" in unasked.line
     other = FACTORY.formats(checkpoint, FormatWish(STORED, "f16"))

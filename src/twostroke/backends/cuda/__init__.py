@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import time
 from dataclasses import replace
-from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cuda import kv_codes
-from twostroke.backends.cuda.kernels.packed_format import FP8
-from twostroke.backends.cuda.layer_matrices import matrices_of
+from twostroke.backends.cuda import device_here, kv_codes
+from twostroke.backends.cuda.formats import formats_of
 from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape
-from twostroke.backends.cuda.stored_codes import QUANTISED_TO, SMALLER, Held
+from twostroke.backends.cuda.stored_codes import SMALLER
 from twostroke.backends.cuda.supported import unsupported_layers
 from twostroke.backends.interface import BackendSettings, HeadNeeds
-from twostroke.core.errors import BackendError, install_hint
-from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
+from twostroke.core.errors import BackendError
+from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
     from twostroke.backends.cuda.weights import Progress
     from twostroke.backends.interface import TuningProgress, TuningReport
 
-NO_FLOAT8 = "this device multiplies no float8: that takes compute capability 8.9 or newer"
 ATTENTION_SHARE = 0.25
 """Of the time to tune: attention has few kernels, and products many."""
 KV_SHARE_OF_DEVICE = 0.95
@@ -71,7 +66,7 @@ class CudaFactory:
     suits = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=512, itl_target_ms=35.0)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
-        reason = _no_device() or _unsupported_shape(checkpoint)
+        reason = device_here.none_found() or _unsupported_shape(checkpoint)
         if reason is not None:
             return reason
         import torch
@@ -84,74 +79,7 @@ class CudaFactory:
         return None
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
-        if wish.kv in kv_codes.ONE_BYTE:
-            declined = kv_codes.declines(checkpoint, wish, lacks_float8=_lacks_float8())
-            arithmetic = "fp8" if wish.arithmetic == "fp8" else "bf16"
-            found = declined or self.formats(checkpoint, replace(wish, kv="bf16", arithmetic=arithmetic))
-            if isinstance(found, str):
-                return found
-            return replace(found, kv=wish.kv, reasons=(*found.reasons, kv_codes.reason_of(checkpoint, wish.kv)))
-        if wish.arithmetic == "fp8" and _lacks_float8():
-            return NO_FLOAT8
-        if wish.weights not in (None, STORED, *GPU_FLOATS):
-            return self._quantised(checkpoint, wish)
-        as_stored = self._as_stored(checkpoint, wish)
-        if isinstance(as_stored, Formats):
-            return as_stored
-        asked = wish.weights if wish.weights in GPU_FLOATS else None
-        if asked and wish.arithmetic not in (None, asked):
-            return f"it holds weights in what it computes in: {asked} needs --dtype {asked}"
-        arithmetic = asked or wish.arithmetic or _stored_dtype(checkpoint)
-        if arithmetic not in GPU_FLOATS:
-            why = f", nor by weights as they are stored: {as_stored}" if as_stored and arithmetic == "fp8" else ""
-            return f"it computes in bf16 or f16, not in {arithmetic}{why}"
-        if wish.kv not in (None, *GPU_FLOATS):
-            return f"it keeps KV in what it computes in, bf16 or f16, or in fp8 or int8, not in {wish.kv}"
-        if wish.kv not in (None, arithmetic):
-            return f"it keeps KV in what it computes in, {arithmetic}: {wish.kv} needs --dtype {wish.kv}"
-        why = "asked for" if wish.arithmetic else "as the weights are stored, bf16 where that is no 16-bit float"
-        stored, reasons = checkpoint.main_kind().name, (f"{arithmetic} {why}", *([as_stored] if as_stored else []))
-        return Formats(arithmetic, arithmetic, arithmetic, stored=stored, reasons=reasons)
-
-    def _as_stored(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str | None:
-        """Layers' matrices in the few bits that they are stored in, where that is asked for or the device reads those
-        fast; or why not, where there are such."""
-        if not checkpoint.has_quantised_matrices or wish.weights in GPU_FLOATS:
-            return None
-        if wish.weights != STORED and not _reads_few_bits():
-            return "decode reads few bits fast on Hopper alone; --quantise none holds them as they are stored"
-        if wish.arithmetic not in (None, "bf16", "fp8") or wish.kv not in (None, "bf16"):
-            return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
-        formats = Formats(STORED, wish.arithmetic or "bf16", "bf16", stored=checkpoint.main_kind().name)
-        held = held_of(checkpoint, formats)
-        if not held.codes:
-            return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
-        found = _multiplied(checkpoint, held, formats)
-        if isinstance(found, str):
-            return found
-        arithmetic, why = found
-        named = tuple(sorted(set(held.declined.values())))
-        reasons = (
-            f"{why} (--quantise bf16 brings them to 16 bits)",
-            *(f"some are brought to 16: {one}" for one in named),
-        )
-        return replace(formats, arithmetic=arithmetic, reasons=reasons)
-
-    def _quantised(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str:
-        """Float matrices of layers are brought to few bits as they are loaded."""
-        if wish.weights not in QUANTISED_TO:
-            return f"it brings weights to {', '.join(QUANTISED_TO)} as it loads them, not to {wish.weights}"
-        if checkpoint.has_quantised_matrices:
-            return f"its weights are stored in few bits: rounding them again to {wish.weights} would add an error"
-        if wish.weights == "fp8" and _lacks_float8():
-            return NO_FLOAT8
-        if wish.arithmetic not in (None, "bf16", "fp8") or wish.kv not in (None, "bf16"):
-            return f"with weights in {wish.weights} it computes and keeps KV in bf16"
-        formats = Formats(wish.weights, wish.arithmetic or "bf16", "bf16", stored=checkpoint.main_kind().name)
-        found = _multiplied(checkpoint, held_of(checkpoint, formats), formats)
-        if isinstance(found, str):
-            return found
-        return replace(formats, arithmetic=found[0], reasons=(found[1],))
+        return formats_of(checkpoint, wish)
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         attentions = [checkpoint.spec.layers[layer].attention for layer in layers]
@@ -194,18 +122,18 @@ class CudaFactory:
 
         from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
-        from twostroke.backends.cuda.products import card_of
+        from twostroke.backends.cuda.products import card_for
         from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
         from twostroke.backends.cuda.tuned_table import Choices
         from twostroke.backends.cuda.verify import most_queries
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, sizes.max_running + MAX_CHUNKS
-        nowhere, card = torch.device("meta"), card_of(torch.device("cuda"), torch.bfloat16)
+        nowhere, card = torch.device("meta"), card_for(torch.device("cuda"), torch.bfloat16, formats)
         held = held_on(held_of(checkpoint, formats), checkpoint.spec, card)
         num_tokens = sizes.max_tokens_per_step
         num_queries = most_queries(min(sizes.max_running, num_tokens), num_tokens)
-        choices = Choices.on(replace(card, prefers_float8=formats.arithmetic == "fp8"))
+        choices = Choices.on(card)
         buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries, choices)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
@@ -267,7 +195,7 @@ class CudaFactory:
         from twostroke.backends.cuda.backend import DTYPES, CudaBackend
         from twostroke.backends.cuda.drafting import MAX_DRAFTS
         from twostroke.backends.cuda.head_loading import drafter_of
-        from twostroke.backends.cuda.products import card_of
+        from twostroke.backends.cuda.products import card_for
         from twostroke.backends.cuda.tuned_table import Choices
 
         if layout.block_size & (layout.block_size - 1):
@@ -287,7 +215,7 @@ class CudaFactory:
                 dtype=dtype,
                 kv_dtype=kv_dtype,
                 max_context=settings.max_context,
-                choices=Choices.on(card_of(device, dtype, prefers_float8=one.formats.arithmetic == "fp8")),
+                choices=Choices.on(card_for(device, dtype, one.formats)),
                 has_copies=own.copies is not None,
             )
         try:
@@ -317,72 +245,6 @@ class CudaFactory:
                 f"{free / 1e9:.1f} GB were left; give KV less with --kv-memory{spare}, or bound the step with "
                 "--max-tokens-per-step"
             ) from error
-
-
-def _multiplied(checkpoint: Checkpoint, held: Held, formats: Formats) -> tuple[str, str] | str:
-    """What weights in few bits are multiplied in, by name and in words; or why they are not in float8, where that was
-    asked for."""
-    in_layers = sum(one.kind != "head" for one in matrices_of(checkpoint.spec))
-    has_float8, by_rows = not _lacks_float8(), [name for name, code in held.codes.items() if code is FP8]
-    if has_float8 and set(held.codes.values()) == {FP8} and len(by_rows) == in_layers:
-        return "fp8", "prompts are multiplied in float8, few rows in bf16"
-    others = len(held.in_float8)
-    if formats.arithmetic == "fp8":
-        if not by_rows and not others:
-            return "none of its matrices is held in numbers that float8 has, so that it cannot multiply in fp8"
-        all_told = len(by_rows) + others == in_layers
-        rest = "few rows" if all_told else "few rows, and what float8 does not hold,"
-        return "fp8", f"prompts are multiplied in float8, {rest} in bf16"
-    if not has_float8:
-        return "bf16", "multiplied in bf16"
-    why = "multiplied in bf16"
-    if by_rows:
-        why = "prompts meet dense matrices in float8, all else is multiplied in bf16"
-    if others:
-        why += ", but where `twostroke tune` found float8 faster for prompts (--dtype fp8: for all of them)"
-    return "bf16", why
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> str:
-    """As the weights are stored, where that is a 16-bit float; bf16 otherwise."""
-    kinds = {tensor.kind.name for name, tensor in checkpoint.tensors.items() if checkpoint.is_multiplied(name)}
-    return "f16" if kinds == {"F16"} else "bf16"
-
-
-@cache
-def _no_device() -> str | None:
-    """Asked of the driver's library, which takes a millisecond; importing torch to ask takes seconds."""
-    if find_spec("torch") is None or find_spec("triton") is None:
-        return f"torch and triton are not installed; {install_hint('cuda')}"
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "there is no NVIDIA driver on this machine"
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
-        return "the NVIDIA driver finds no device"
-    return None
-
-
-def _lacks_float8() -> bool:
-    """Of a device that is here; of none nothing is known."""
-    if _no_device() is not None:
-        return False
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9)
-
-
-def _reads_few_bits() -> bool:
-    """Whether a device that is here has the kernels that make 16 bits of few in registers; of none nothing is known."""
-    if _no_device() is not None:
-        return True
-    import torch
-
-    from twostroke.backends.cuda.products import card_of
-
-    is_there = torch.cuda.is_available()
-    return not is_there or card_of(torch.device("cuda"), torch.bfloat16).has_hopper_kernels
 
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:

@@ -31,7 +31,7 @@ from twostroke.backends.cuda.model_matrices import held_of, held_on
 from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
-from twostroke.backends.cuda.products import card_of
+from twostroke.backends.cuda.products import card_for
 from twostroke.backends.cuda.results import NONE, Advances, CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
@@ -100,8 +100,7 @@ class CudaBackend:
         `listener`: in a drafter's place."""
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
-        if choices is None:
-            choices = Choices.on(card_of(device, dtype, prefers_float8=formats.arithmetic == "fp8"))
+        choices = choices or Choices.on(card_for(device, dtype, formats))
         held = held_on(held_of(checkpoint, formats), spec, choices.card)
         weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None, held)
         max_rows = min(max_running, max_tokens_per_step)
@@ -138,41 +137,49 @@ class CudaBackend:
         self.max_drafts = max_drafts
         self._drafter = None if drafter is None else drafter(self._parts)
         self._blocks = AllBlocks(layout, kv, None if self._drafter is None else self._drafter.blocks)
-        guarded = None if self._drafter is None else GuardedDrafter(self._drafter)
-        if self._drafter is not None and guarded is not None:
-            self._parts.decoder.keep(self._drafter.taps, guarded.follow)
+        self._guarded = None if self._drafter is None else GuardedDrafter(self._drafter)
         self._listener = listener
-        if listener is not None:
-            self._parts.decoder.keep(listener.layers, lambda done, taps: None)
+        self._keep_what_is_heard()
         self._decodes = DecodePath(self._parts, max_rows)
-        self._verifies = VerifyPath(self._parts, max_rows, guarded, forced) if max_drafts else None
+        self._verifies = VerifyPath(self._parts, max_rows, self._guarded, forced) if max_drafts else None
         beside = () if self._drafter is None else self._drafter.kernels
-        self._vectors = None
-        if checkpoint.pooling is not None:
-            self._vectors = VectorPath(checkpoint.pooling, self._parts, max_rows, max_context)
+        pooling = checkpoint.pooling
+        self._vectors = None if pooling is None else VectorPath(pooling, self._parts, max_rows, max_context)
         self._prefills = self._vectors or PrefillPath(self._parts, max_rows, max_context, beside)
-        self._guesser = Guesser()
-        self._guesser.matcher_of = rows.grammars.known_matcher
-        if self._drafter is not None:
-            own = self._drafter
-            unseen = UnseenDrafts(own.name, own.source, own.seconds, own.most, own.max_context)
-            self.unseen = self._guesser.unseen = unseen
+        self._guesser = self._who_guesses()
         self._results = Results(max(max_rows, max_queries), device)
         times = self._get_ready(partial(loader.fill, progress), weights)
-        if guarded is not None and self.unseen is not None:
-            guarded.guard(self.unseen.give_up)
         rest_s = time.perf_counter() - started_s - times.weights_s
-        graphs = self._parts.graphs
-        again = f", {graphs.num_made_again} of them made again" if graphs.num_made_again else ""
-        packed = f" ({times.packing_s:.1f} of them to pack copies for decode)" if has_copies else ""
         self.notes = (
-            f"weights in {times.weights_s:.1f} s{packed}, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
+            self._told(times, rest_s, has_copies=has_copies),
             *dict.fromkeys(one.prefill_choice for one in kernels),
             choices.note(products_of(spec), checkpoint.name),
             *loader.notes,
             *(f"as stored: {note}" for note in held.notes if formats.weights == STORED),
             *(f"decode reads {name} unpacked: not all of its weights are finite" for name in times.left_plain),
         )
+
+    def _keep_what_is_heard(self) -> None:
+        """The residual stream behind layers that a drafter, or a listener in its place, reads."""
+        if self._drafter is not None and self._guarded is not None:
+            self._parts.decoder.keep(self._drafter.taps, self._guarded.follow)
+        if self._listener is not None:
+            self._parts.decoder.keep(self._listener.layers, lambda done, taps: None)
+
+    def _who_guesses(self) -> Guesser:
+        guesser, own = Guesser(), self._drafter
+        guesser.matcher_of = self._parts.rows.grammars.known_matcher
+        if own is not None:
+            self.unseen = UnseenDrafts(own.name, own.source, own.seconds, own.most, own.max_context)
+            guesser.unseen = self.unseen
+        return guesser
+
+    def _told(self, times: _Loading, rest_s: float, *, has_copies: bool) -> str:
+        """What the start took."""
+        graphs = self._parts.graphs
+        again = f", {graphs.num_made_again} of them made again" if graphs.num_made_again else ""
+        packed = f" ({times.packing_s:.1f} of them to pack copies for decode)" if has_copies else ""
+        return f"weights in {times.weights_s:.1f} s{packed}, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}"
 
     def _get_ready(self, load_weights: Callable[[], None], weights: Weights) -> _Loading:
         """Kernels are compiled while weights load."""
@@ -191,6 +198,8 @@ class CudaBackend:
             packed_s = time.perf_counter()
             if self._device.type == "cuda":
                 self.prepare()
+        if self._guarded is not None and self.unseen is not None:
+            self._guarded.guard(self.unseen.give_up)
         return _Loading(packed_s - started_s, packed_s - loaded_s, left_plain)
 
     def prepare(self, *, rehearses: bool = False) -> None:

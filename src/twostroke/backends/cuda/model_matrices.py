@@ -79,6 +79,8 @@ def _in_float8(checkpoint: Checkpoint, matrices: Iterable[ModelMatrix], held: He
     """With those whose rows may be rounded to float8."""
 
     def is_meant(matrix: ModelMatrix) -> bool:
+        if formats.inputs_in_float8 is False:
+            return False
         if formats.arithmetic == "fp8" or formats.weights == "fp8":
             return True
         return formats.weights == STORED and all(means_float8(checkpoint.tensors[name]) for name in matrix.tensors)

@@ -46,11 +46,18 @@ LONG_ROWS = 256
 """Steps of fewer rows are all launched at start; of the lengths beyond there are too many."""
 
 
-def card_of(device: torch.device, dtype: torch.dtype, *, prefers_float8: bool = False) -> Card:
+def card_of(device: torch.device, dtype: torch.dtype) -> Card:
     target = target_of(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     is_able = target.is_hopper and dtype in (torch.bfloat16, torch.float16) and why_not() is None
-    return Card(name, target.num_sms, is_able, target.has_float8, prefers_float8)
+    return Card(name, target.num_sms, is_able, target.has_float8)
+
+
+def card_for(device: torch.device, dtype: torch.dtype, formats: Formats) -> Card:
+    """As an engine's formats let it be used: its float8 is for rows that may be rounded."""
+    card = card_of(device, dtype)
+    has_float8 = card.has_float8 and formats.inputs_in_float8 is not False
+    return replace(card, has_float8=has_float8, prefers_float8=formats.arithmetic == "fp8")
 
 
 def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | str:

@@ -1,5 +1,5 @@
-"""Memory that the system gives page by page as it is touched, had ahead of its use: a thread touches it, behind
-everybody else. Changes no byte, so others may fill it meanwhile. Knows not what it is for; Linux alone can do it."""
+"""Memory that the system gives page by page as it is touched: a thread touches it before it is used, behind everybody
+else. Changes no byte, so others may fill it meanwhile. Knows not what it is for; Linux alone can do it."""
 
 from __future__ import annotations
 

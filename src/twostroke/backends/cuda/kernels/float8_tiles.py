@@ -65,7 +65,7 @@ FEW_ROWS: Final = 64
 
 
 def whole_fours(rows: int) -> int:
-    """That the library multiplies of so many rows."""
+    """The rows that the library multiplies for this many."""
     return -(-rows // LIBRARY_ROWS) * LIBRARY_ROWS
 
 

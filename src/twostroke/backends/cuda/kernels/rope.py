@@ -42,6 +42,48 @@ class HeadRules:
 PLAIN_HEADS: Final = HeadRules()
 
 
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """Where the numbers of a token's heads lie, in the product's row and in the cache. A constant of kernels, which
+    read its properties too."""
+
+    heads: int
+    kv_heads: int
+    """0: the product made none that are stored."""
+    head_dim: int
+    half: int
+    """Pairs that are turned."""
+    stride: int
+    """Of the cache, from one head to the next."""
+    page: int
+    largest: float
+    """Number of the cache, where it is of one byte."""
+    token_scales: bool
+    programs: int
+    """Of a token."""
+    program_heads: int
+    """Of one program."""
+
+    @property
+    def half_block(self) -> int:
+        return next_power_of_2(self.half)
+
+    @property
+    def rest_block(self) -> int:
+        """Numbers of a head that are not turned, padded; 0: there are none."""
+        rest = self.head_dim - 2 * self.half
+        return next_power_of_2(rest) if rest else 0
+
+    @property
+    def first_value(self) -> int:
+        """Heads ahead of the values'."""
+        return self.heads + self.kv_heads
+
+    @property
+    def all_heads(self) -> int:
+        return self.heads + 2 * self.kv_heads
+
+
 def rope_and_store(
     qkv: torch.Tensor,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; queries are turned in place
     cos_sin: torch.Tensor,  # float32 [max_context, rope_dim]: cosines of the pairs, then sines
@@ -72,76 +114,82 @@ def rope_and_store(
         elements = 512 if num_tokens <= FEW_TOKENS else 2048
         heads_per_program = max(elements // next_power_of_2(head_dim), 1)
     heads_per_program = min(heads_per_program, next_power_of_2(all_heads))
-    groups = cdiv(all_heads, heads_per_program)
-    rest = head_dim - rope_dim
-    dependent(_rope_and_store, (num_tokens * groups,), qkv.device)(
+    layout = HeadLayout(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        half=rope_dim // 2,
+        stride=kv.keys.stride(1),
+        page=page,
+        largest=LARGEST.get(kv.keys.dtype, 1.0),
+        token_scales=kv.scaled == TOKEN_SCALES,
+        programs=cdiv(all_heads, heads_per_program),
+        program_heads=heads_per_program,
+    )
+    dependent(_rope_and_store, (num_tokens * layout.programs,), qkv.device)(
         qkv, cos_sin, growth, positions, rows, kv.table, kv.keys, kv.values, kv.key_scales, kv.value_scales, q_norm,
-        k_norm, eps, qkv.stride(0), kv.table.stride(0), kv.keys.stride(0), HEADS=num_heads, KV_HEADS=num_kv_heads,
-        RULES=rules, HEAD_DIM=head_dim, HEAD_STRIDE=kv.keys.stride(1),
-        LARGEST=LARGEST.get(kv.keys.dtype, 1.0), TOKEN_SCALES=kv.scaled == TOKEN_SCALES, HALF=rope_dim // 2,
-        HALF_BLOCK=next_power_of_2(rope_dim // 2), REST_BLOCK=next_power_of_2(rest) if rest else 0,
-        BLOCK_SIZE=page, PROGRAM_HEADS=heads_per_program, GROUPS=groups,
+        k_norm, eps, qkv.stride(0), kv.table.stride(0), kv.keys.stride(0), LAYOUT=layout, RULES=rules,
         num_warps=min(max(heads_per_program * head_dim // 512, 1), 8),
     )  # fmt: skip
 
 
 @triton.jit
 def _store_part(
-    x, scale, head, column, mask, qkv_row, k_slot, v_slot, WRITE_QUERIES: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr,
+    x, scale, head, column, mask, qkv_row, k_slot, v_slot, WRITE_QUERIES: tl.constexpr, LAYOUT: tl.constexpr
 ):  # fmt: skip
     """x float32 [heads, columns]: each head's columns to where its kind belongs, queries back, keys and values to
     their slots."""
     if WRITE_QUERIES:
-        tl.store(qkv_row + head * HEAD_DIM + column, x.to(qkv_row.dtype.element_ty), mask=mask & (head < HEADS))
+        own = qkv_row + head * LAYOUT.head_dim + column
+        tl.store(own, x.to(qkv_row.dtype.element_ty), mask=mask & (head < LAYOUT.heads))
     kept = x
     if scale is not None:
-        kept = tl.clamp(x / scale, -LARGEST, LARGEST)
+        kept = tl.clamp(x / scale, -LAYOUT.largest, LAYOUT.largest)
         if k_slot.dtype.element_ty == tl.int8:
             kept = tl.floor(kept + 0.5)
     kept = kept.to(k_slot.dtype.element_ty)
-    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
-    tl.store(k_slot + (head - HEADS) * HEAD_STRIDE + column, kept, mask=mask & is_key)
-    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    tl.store(v_slot + (head - HEADS - KV_HEADS) * HEAD_STRIDE + column, kept, mask=mask & is_value)
+    is_key = (head >= LAYOUT.heads) & (head < LAYOUT.first_value)
+    tl.store(k_slot + (head - LAYOUT.heads) * LAYOUT.stride + column, kept, mask=mask & is_key)
+    is_value = (head >= LAYOUT.first_value) & (head < LAYOUT.all_heads)
+    tl.store(v_slot + (head - LAYOUT.first_value) * LAYOUT.stride + column, kept, mask=mask & is_value)
 
 
 @triton.jit
 def _scale_of(
-    largest, head, k_scales, v_scales, block, place, cache_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr, TOKEN_SCALES: tl.constexpr,
+    largest, head, k_scales, v_scales, block, place, cache_stride, LAYOUT: tl.constexpr
 ):  # fmt: skip
     """What keys and values of each head are divided by  # [heads, 1]. `largest` [heads, 1] of a head: where a scale is
     a token's own it is found by it, and written down."""
-    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
-    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    if TOKEN_SCALES:
-        scale = tl.maximum(largest / LARGEST, LEAST_SCALE)
+    is_key = (head >= LAYOUT.heads) & (head < LAYOUT.first_value)
+    is_value = (head >= LAYOUT.first_value) & (head < LAYOUT.all_heads)
+    if LAYOUT.token_scales:
+        scale = tl.maximum(largest / LAYOUT.largest, LEAST_SCALE)
         own = block.to(tl.int64) * (cache_stride // SCALE_BYTES) + place
-        tl.store(k_scales + own + (head - HEADS) * (HEAD_STRIDE // SCALE_BYTES), scale, mask=is_key)
-        tl.store(v_scales + own + (head - HEADS - KV_HEADS) * (HEAD_STRIDE // SCALE_BYTES), scale, mask=is_value)
+        tl.store(k_scales + own + (head - LAYOUT.heads) * (LAYOUT.stride // SCALE_BYTES), scale, mask=is_key)
+        tl.store(v_scales + own + (head - LAYOUT.first_value) * (LAYOUT.stride // SCALE_BYTES), scale, mask=is_value)
     else:
-        scale = tl.load(k_scales + head - HEADS, mask=is_key, other=1.0)
-        scale *= tl.load(v_scales + head - HEADS - KV_HEADS, mask=is_value, other=1.0)
+        scale = tl.load(k_scales + head - LAYOUT.heads, mask=is_key, other=1.0)
+        scale *= tl.load(v_scales + head - LAYOUT.first_value, mask=is_value, other=1.0)
     return scale
 
 
 @triton.jit
 def _normed(
-    first, second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, HALF: tl.constexpr,
-    HEAD_DIM: tl.constexpr, REST_BLOCK: tl.constexpr, RULES: tl.constexpr,
+    first, second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, LAYOUT: tl.constexpr,
+    RULES: tl.constexpr,
 ):  # fmt: skip
     """Each head by itself  # [heads, columns] of each part"""
     squares = tl.sum(first * first + second * second, 1)
-    if REST_BLOCK:
+    if LAYOUT.rest_block:
         squares += tl.sum(rest * rest, 1)
-    scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+    scale = tl.rsqrt(squares / LAYOUT.head_dim + eps)[:, None]
     if not RULES.norms_values:
         scale = tl.where(is_value, 1.0, scale)
-    first *= scale * _norm_weight(q_norm, k_norm, column, column < HALF, is_query, is_value)
-    second *= scale * _norm_weight(q_norm, k_norm, HALF + column, column < HALF, is_query, is_value)
-    if REST_BLOCK:
-        rest *= scale * _norm_weight(q_norm, k_norm, rest_column, rest_column < HEAD_DIM, is_query, is_value)
+    is_turned = column < LAYOUT.half
+    first *= scale * _norm_weight(q_norm, k_norm, column, is_turned, is_query, is_value)
+    second *= scale * _norm_weight(q_norm, k_norm, LAYOUT.half + column, is_turned, is_query, is_value)
+    if LAYOUT.rest_block:
+        rest *= scale * _norm_weight(q_norm, k_norm, rest_column, rest_column < LAYOUT.head_dim, is_query, is_value)
     return first, second, rest
 
 
@@ -158,84 +206,72 @@ def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["positions", "rows"])
 def _rope_and_store(
     qkv, cos_sin, growth, positions, rows, table, k_cache, v_cache, k_scales, v_scales, q_norm, k_norm, eps, qkv_stride,
-    table_stride, cache_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr, TOKEN_SCALES: tl.constexpr, HALF: tl.constexpr,
-    HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, PROGRAM_HEADS: tl.constexpr,
-    GROUPS: tl.constexpr, RULES: tl.constexpr, PDL: tl.constexpr,
+    table_stride, cache_stride, LAYOUT: tl.constexpr, RULES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """HALF: pairs that are turned; REST_BLOCK: 0 where all dimensions are; LARGEST: number of the cache, where it is
-    of one byte."""
     # A token's programs lie side by side, so that its cosines are read from memory once.
-    token = tl.program_id(0) // GROUPS
-    head = (tl.program_id(0) % GROUPS) * PROGRAM_HEADS + tl.arange(0, PROGRAM_HEADS)[:, None]
-    column = tl.arange(0, HALF_BLOCK)[None, :]
-    in_head = head < HEADS + 2 * KV_HEADS
-    mask = in_head & (column < HALF)
-    is_query = head < HEADS
-    is_value = head >= HEADS + KV_HEADS
+    token = tl.program_id(0) // LAYOUT.programs
+    first_head = (tl.program_id(0) % LAYOUT.programs) * LAYOUT.program_heads
+    head = first_head + tl.arange(0, LAYOUT.program_heads)[:, None]
+    column = tl.arange(0, LAYOUT.half_block)[None, :]
+    in_head = head < LAYOUT.all_heads
+    mask = in_head & (column < LAYOUT.half)
+    is_query = head < LAYOUT.heads
+    is_value = head >= LAYOUT.first_value
     if PDL:
         gdc_launch_dependents()
     # Where a token stands was known before the step began: only its heads are waited for.
     position = tl.load(positions + token)
-    block = tl.load(table + tl.load(rows + token).to(tl.int64) * table_stride + position // BLOCK_SIZE)
-    slot = block.to(tl.int64) * cache_stride + (position % BLOCK_SIZE) * HEAD_DIM
+    block = tl.load(table + tl.load(rows + token).to(tl.int64) * table_stride + position // LAYOUT.page)
+    slot = block.to(tl.int64) * cache_stride + (position % LAYOUT.page) * LAYOUT.head_dim
     k_slot = k_cache + slot
     v_slot = v_cache + slot
-    angles = cos_sin + position.to(tl.int64) * (2 * HALF) + column
-    cos = tl.load(angles, mask=column < HALF, other=0.0)
-    sin = tl.load(angles + HALF, mask=column < HALF, other=0.0)
+    angles = cos_sin + position.to(tl.int64) * (2 * LAYOUT.half) + column
+    cos = tl.load(angles, mask=column < LAYOUT.half, other=0.0)
+    sin = tl.load(angles + LAYOUT.half, mask=column < LAYOUT.half, other=0.0)
     if growth is not None:
         grown = tl.where(is_query, tl.load(growth + position), 1.0)
     if PDL:
         gdc_wait()
     qkv_row = qkv + token.to(tl.int64) * qkv_stride
-    source = qkv_row + head * HEAD_DIM
+    source = qkv_row + head * LAYOUT.head_dim
     if RULES.made == 2:
-        source = qkv_row + tl.where(is_value, head - KV_HEADS, head) * HEAD_DIM
+        source = qkv_row + tl.where(is_value, head - LAYOUT.kv_heads, head) * LAYOUT.head_dim
     first = tl.load(source + column, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + LAYOUT.half + column, mask=mask, other=0.0).to(tl.float32)
     rest_column, rest = column, first  # which nothing reads where all dimensions are turned
-    if REST_BLOCK:
-        rest_column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
-        rest_mask = in_head & (rest_column < HEAD_DIM)
+    if LAYOUT.rest_block:
+        rest_column = 2 * LAYOUT.half + tl.arange(0, LAYOUT.rest_block)[None, :]
+        rest_mask = in_head & (rest_column < LAYOUT.head_dim)
         rest = tl.load(source + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
     if q_norm is not None and not RULES.norms_turned:
         first, second, rest = _normed(
-            first, second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, HALF, HEAD_DIM,
-            REST_BLOCK, RULES,
+            first, second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, LAYOUT, RULES,
         )  # fmt: skip
     turned_first = tl.where(is_value, first, first * cos - second * sin)
     turned_second = tl.where(is_value, second, second * cos + first * sin)
     if q_norm is not None and RULES.norms_turned:
         turned_first, turned_second, rest = _normed(
-            turned_first, turned_second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, HALF,
-            HEAD_DIM, REST_BLOCK, RULES,
+            turned_first, turned_second, rest, q_norm, k_norm, eps, column, rest_column, is_query, is_value, LAYOUT,
+            RULES,
         )  # fmt: skip
     if growth is not None:
         turned_first *= grown
         turned_second *= grown
-        if REST_BLOCK:
+        if LAYOUT.rest_block:
             rest *= grown
     scale = None
     if k_scales is not None:
         largest = tl.max(tl.maximum(tl.abs(turned_first), tl.abs(turned_second)), 1)
-        if REST_BLOCK:
+        if LAYOUT.rest_block:
             largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))
         scale = _scale_of(
-            largest[:, None], head, k_scales, v_scales, block, position % BLOCK_SIZE, cache_stride, HEADS, KV_HEADS,
-            HEAD_STRIDE, LARGEST, TOKEN_SCALES,
+            largest[:, None], head, k_scales, v_scales, block, position % LAYOUT.page, cache_stride, LAYOUT
         )  # fmt: skip
-    _store_part(
-        turned_first, scale, head, column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, HEAD_STRIDE,
-        LARGEST,
-    )  # fmt: skip
-    _store_part(
-        turned_second, scale, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM,
-        HEAD_STRIDE, LARGEST,
-    )  # fmt: skip
-    if REST_BLOCK:
+    _store_part(turned_first, scale, head, column, mask, qkv_row, k_slot, v_slot, True, LAYOUT)
+    _store_part(turned_second, scale, head, LAYOUT.half + column, mask, qkv_row, k_slot, v_slot, True, LAYOUT)
+    if LAYOUT.rest_block:
         # What is neither turned nor normed nor grown is already in its place in the queries.
         _store_part(
             rest, scale, head, rest_column, rest_mask, qkv_row, k_slot, v_slot,
-            (q_norm is not None) or (growth is not None), HEADS, KV_HEADS, HEAD_DIM, HEAD_STRIDE, LARGEST,
+            (q_norm is not None) or (growth is not None), LAYOUT,
         )  # fmt: skip
