@@ -244,6 +244,20 @@ def test_what_the_writer_was_sent_before_is_not_told_again(pair: tuple[Engine, E
     settle(reader, writer)
 
 
+def test_what_the_writer_has_of_it_is_given_up(pair: tuple[Engine, Engine]) -> None:
+    """Three blocks, in the midst of what was announced together."""
+    reader, writer = pair
+    request = request_of("long", 180)
+    play(writer, requests=[(writer, replace(request_of("own", 1), prompt_token_ids=request.prompt_token_ids[:49]))])
+    handoff, _ = read_early(reader, writer, request)
+    own, a_block = peers_of(writer), peers_of(writer).formats.groups[0].num_bytes
+    assert own.early.num_held == 11
+    _, record = written(writer, replace(request, handoff=handoff))
+    assert record.early_bytes == record.num_bytes == 8 * a_block
+    settle(reader, writer)
+    assert own.early.num_held == 0 and own.totals().unused_bytes == 3 * a_block
+
+
 def test_what_nobody_comes_for_is_freed_in_its_time(
     pair: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,8 +289,12 @@ def test_a_prompt_that_ends_before_it_was_read_leaves_nothing(
 ) -> None:
     reader, writer = pair
     read_a_part(reader, writer, request_of("gone", 180))
+    transport: Any = peers_of(reader).transport
+    offers = transport._transport._offers
+    assert offers.known(["lease-gone"])
     reader.abort("gone")
     play(reader, requests=[])
+    assert not offers.known(["lease-gone"]), "its slots are others' now, and nobody reads them"
     assert peers_of(reader).lease("lease-gone") is None and not peers_of(reader).is_busy
     own = peers_of(writer)
     clock = own._clock
