@@ -55,6 +55,7 @@ CASES: dict[str, Case] = {
     "gpt-oss-20b": Case("gpt-oss-20b", ("single", "nano", "documents"), {"quantise": "none"}, "mxfp4"),
     "qwen3.5-9b": Case("qwen3.5-9b", ("single", "nano")),
     "8b-fp8-blocks": Case("llama-3.1-8b", ("single", "prefill"), {"quantise": "none"}, "fp8_block"),
+    "8b-fp8-blocks-bf16": Case("llama-3.1-8b", ("single", "prefill"), {"quantise": "none", "dtype": "bf16"}, "fp8_block"),
     "8b-fp8-blocks-a8": Case("llama-3.1-8b", ("single", "prefill"), {"quantise": "none", **A8}, "fp8_block"),
     "8b-w4a8": Case("llama-3.1-8b", ("single", "prefill"), {"quantise": "int4", **A8}),
     "30b-fp8-a8": Case("qwen3-30b-a3b", ("single", "nano"), {**FP8, **A8}),
