@@ -4,6 +4,7 @@ aborted."""
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -17,6 +18,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.engine import Engine
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import ModelSpec
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.scheduler import Scheduler
 
@@ -71,6 +73,7 @@ class Schedule:
 class Tally:
     """What the schedules brought about: properties that nothing met would prove nothing."""
 
+    schedules: int = 0
     cached: int = 0
     preempted: int = 0
     aborted: int = 0
@@ -130,8 +133,17 @@ def played(checkpoint: Checkpoint, schedule: Schedule, maker: Maker, tally: Tall
     return {index: found for index, found in tokens.items() if index not in aborted}
 
 
-def hold(checkpoint: Checkpoint, maker: Maker, count: int) -> Tally:
-    """Raise unless each of this number of schedules brings every request its own tokens."""
+def check_met(tally: Tally, spec: ModelSpec) -> None:
+    """That 200 schedules met what they are for. Where every layer has a window, a sequence stops to grow once its
+    window is full, and whoever was admitted has room for it: hardly anything is preempted."""
+    assert min(tally.cached, tally.aborted) > 10, tally
+    assert tally.preempted > 1 or all(group.window is not None for group in spec.kv_groups()), tally
+
+
+def hold(checkpoint: Checkpoint, maker: Maker, count: int, seconds: float | None = None) -> Tally:
+    """Raise unless each of this number of schedules brings every request its own tokens. With `seconds`, none begins
+    after as many, but for the first."""
+    ends_s = None if seconds is None else time.monotonic() + seconds
 
     @cache
     def alone(prompt: int) -> list[int]:
@@ -142,7 +154,10 @@ def hold(checkpoint: Checkpoint, maker: Maker, count: int) -> Tally:
 
     tally = Tally()
     for seed in range(count):
+        if seed and ends_s is not None and time.monotonic() > ends_s:
+            break
         schedule = Schedule.drawn(seed, maker.block_sizes, maker.most_more)
         for index, found in played(checkpoint, schedule, maker, tally).items():
             assert found == alone(schedule.arrivals[index][1]), (seed, index)
+        tally.schedules += 1
     return tally

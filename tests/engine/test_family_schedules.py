@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from tests.engine.family_schedules import MAX_CONTEXT, Schedule, hold
+from tests.engine.family_schedules import MAX_CONTEXT, Schedule, check_met, hold
 from tests.models.tiny_checkpoints import make_tiny, variants
 
 from twostroke.backends.cpu import FACTORY as CPU
@@ -58,5 +58,4 @@ def test_a_few_schedules(family: Checkpoint, maker: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("maker", MAKERS)
 def test_many_schedules(family: Checkpoint, maker: str) -> None:
-    tally = hold(family, MAKERS[maker], MANY)
-    assert min(tally.cached, tally.aborted) > 10 and tally.preempted > 1, tally
+    check_met(hold(family, MAKERS[maker], MANY), family.spec)

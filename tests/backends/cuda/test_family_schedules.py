@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.backends.cuda.tables import fused_up_to
-from tests.engine.family_schedules import MAX_CONTEXT, Schedule, hold
+from tests.engine.family_schedules import MAX_CONTEXT, Schedule, check_met, hold
 from tests.models.tiny_checkpoints import make_tiny, variants
 
 from twostroke.backends.cuda.backend import CudaBackend
@@ -96,5 +96,5 @@ def test_the_smaller_ones_are_sound(variant: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(3 * 3600)
 @pytest.mark.parametrize("variant", variants())
 def test_many_schedules(variant: str, tmp_path: Path, device: str) -> None:
-    tally = hold(tiny(variant, tmp_path), DeviceMaker(device), MANY)
-    assert min(tally.cached, tally.aborted) > 10 and tally.preempted > 1, tally
+    checkpoint = tiny(variant, tmp_path)
+    check_met(hold(checkpoint, DeviceMaker(device), MANY), checkpoint.spec)
