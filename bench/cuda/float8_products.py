@@ -184,7 +184,7 @@ def report(results: Sequence[Found]) -> None:
 def forms_of(results: Sequence[Found]) -> dict[Product, Forms]:
     """Lines as `twostroke tune` makes them: from each number of rows that was measured down to the one before, the
     fastest of the form that the weights are held in, and one in float8 where that is faster by more than nothing. Of
-    few rows, of which none was measured, a table says nothing."""
+    few rows, of which none was measured, a table says nothing; nor of a product that was cut short."""
     found: dict[Product, Forms] = {}
     for held in dict.fromkeys(one.held for one in results if one.held.code is not None):
         assert held.code is not None
@@ -201,7 +201,8 @@ def forms_of(results: Sequence[Found]) -> dict[Product, Forms]:
             if fast is not None and fast.us * (1 + LEAST_GAIN) < plain.us:
                 extend(rounded, fast.trial.line(before + 1, rows, fast.us))
             before = rows
-        if base:
+        are_experts = bool(held.product.experts)
+        if base and before == max(one.rows for one in results if bool(one.held.product.experts) == are_experts):
             base[-1] = replace(base[-1], last=NO_END)
             own_forms = {in_float8(held.code): tuple(rounded), held.code.name: tuple(base)}
             found[held.product] = {**found.get(held.product, {}), **own_forms}

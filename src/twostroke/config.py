@@ -10,7 +10,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.formats import ARITHMETICS, WEIGHT_FORMATS
 from twostroke.core.kv_config import FORMATS
 from twostroke.core.kv_config import KVConfig as KVConfig
-from twostroke.core.kv_layout import KVContent, KVGroup, KVLayout
+from twostroke.core.kv_layout import KVGroup, KVGroupNeed, KVLayout
 from twostroke.core.service_level import DEFAULT_LEVEL, ServiceLevel, ServiceLevels
 from twostroke.core.service_level_file import read_service_levels
 from twostroke.core.setting import check_settings, choice, integer, number, switch, text
@@ -91,8 +91,16 @@ class EngineConfig:
         64,
         ENGINE,
         "Ranks that hold one copy of the model together, a process each, with a part of every matrix and of the KV: on "
-        "cpu for machines with several sockets, on reference to try it. Not on cuda yet.",
+        "cpu for machines with several sockets, on reference to try it, on cuda a card each.",
         metavar="N",
+    )
+    rank_transport: Literal["nccl", "gloo"] | None = choice(
+        None,
+        ("nccl", "gloo"),
+        ENGINE,
+        "By what ranks on cards meet: nccl, from card to card; or gloo, through the host, which is slow, and which "
+        "ranks that share a card need. Default: nccl, and an error where there is no card for each rank.",
+        metavar="nccl|gloo",
     )
     run_ahead: bool = switch(
         True, ENGINE, "Schedule one step ahead of the results, so that neither host nor device waits for the other."
@@ -177,6 +185,7 @@ class EngineOptions(TypedDict, total=False):
     policy: str
     service_levels: str | None
     tensor_parallel: int
+    rank_transport: Literal["nccl", "gloo"] | None
     run_ahead: bool
     check_steps: bool
     speculate: str
@@ -186,20 +195,6 @@ class EngineOptions(TypedDict, total=False):
     dtype: str
     load: str
     decode_weights: Literal["auto", "packed", "plain"]
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroupNeed:
-    """What one KV group of a model asks for: its layers, its window, its bytes a token on the chosen backend (of a
-    state, its bytes a sequence)."""
-
-    layers: tuple[int, ...]
-    window: int | None
-    bytes_per_token: int
-    content: KVContent = "keys and values"
-    values: int | None = None
-    model: int = 0
-    """As `KVGroup` has them."""
 
 
 @dataclass(frozen=True, slots=True)

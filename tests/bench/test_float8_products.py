@@ -94,6 +94,8 @@ def test_what_is_hardly_faster_makes_no_line() -> None:
     (line,) = forms[BLOCKS.name]
     assert (line.first, line.last, line.measured_us) == (257, NO_END, 90.0)
     assert forms_of(results[:2])[held.product][in_float8(BLOCKS)] == ()
+    cut_short = [replace(one, held=HeldProduct(Product("join", 64, 64), BLOCKS)) for one in results[:2]]
+    assert set(forms_of([*results, *cut_short])) == {held.product}
     assert forms_of(results[1:2]) == {}
 
 

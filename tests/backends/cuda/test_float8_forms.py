@@ -156,7 +156,8 @@ def test_every_tile_of_experts_is_met_at_a_start(role: Role, code: Code) -> None
         met = {(one.kernel.name, one.tile) for _, one in choices.later_lines(product, forms, 0)}
         counts = [1, 64, 65, 8191, 8192, 8193, 16384, 32768, 32769, 65536]
         asked = {(one.kernel.name, one.tile) for one in (choices.of(product, rows, forms) for rows in counts)}
-        assert asked <= met and len([name for name, _ in asked if "_float8_experts" in name]) == 2
+        in_eights = [name for name, _ in asked if name.endswith("_float8_experts")]
+        assert asked <= met and in_eights and (table.products or len(in_eights) == 2)
 
 
 @pytest.mark.parametrize(("has_bias", "rows"), [(False, 8), (True, 7), (False, 5)])

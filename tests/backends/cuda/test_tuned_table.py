@@ -12,7 +12,6 @@ import torch
 from tests.backends.cuda.tables import FMA, H200, table_of
 
 from twostroke.backends.cuda import products
-from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.kernels.product import Card, Product, Settings
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
 from twostroke.backends.cuda.layer_matrices import products_of
@@ -42,12 +41,12 @@ SPEC = read_folder_spec(Path(__file__).parents[3] / "bench" / "shapes" / "llama-
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_line_of_a_table_is_one_that_its_kernel_takes(name: str) -> None:
-    """At every number of rows, in both forms: what the table says is what is launched, and nothing is left open."""
+    """At every number of rows, in every form: what the table says is what is launched, and nothing is left open."""
     table = parse((FOLDER / name).read_text())
     choices = Choices(table, replace(H200, name=table.device, has_float8=True))
     assert len(table.products) > 50 and text_of(table) == (FOLDER / name).read_text()
     for asked, forms in table.products.items():
-        assert set(forms) <= {*BOTH, FP8.name} and "plain" in forms
+        assert "plain" in forms
         for form, lines in forms.items():
             assert all(before.last < after.first for before, after in pairwise(lines))
             for line in lines:
@@ -118,7 +117,8 @@ def test_a_form_that_was_not_measured_again_keeps_its_lines() -> None:
     gates = Product("gated", 14336, 4096)
     only_plain = {gates: {"plain": (TableLine(1, NO_END, "cublas"),)}}
     table = table_for(H200.name).with_others(only_plain)
-    assert list(table.products[gates]) == ["packed", "fp8", "plain"]
+    found = list(table.products[gates])
+    assert {"packed", "fp8"} < {*found} and found[-1] == "plain"
     choices = Choices(table, H200)
     assert choices.reads(gates, "packed") and choices.of(gates, 16, ("plain",)).kernel.name == "cublas"
 
