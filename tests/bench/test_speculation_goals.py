@@ -78,7 +78,7 @@ def test_what_verifying_takes() -> None:
 
 
 def test_head_and_verifying_together() -> None:
-    own = H200["head and verifying together, on nobody's rows, times a plain step"]
+    own = H200["head and verifying together, on empty rows, times a plain step"]
     ratios = {streams: nobodys(streams)[3] for streams in (1, 2, 4, 8, 16, 32)}
     assert numbers(own["reached"]) == [min(ratios.values()), max(ratios.values())]
     [wanted] = numbers(own["wanted"])

@@ -217,7 +217,7 @@ def choose(checkpoint: Checkpoint, config: EngineConfig, here: machine.Machine) 
     """The backend, and the formats that it holds and computes in."""
     refuse_with_ranks(config)
     wish = format_wish(config, checkpoint)
-    factory, reason = backends.choose(config.backend, checkpoint, wish, config.tensor_parallel)
+    factory, reason = backends.choose(config.backend, checkpoint, wish, config.tensor_parallel, config.rank_transport)
     return choose_formats(config, checkpoint, here, factory, reason)
 
 
