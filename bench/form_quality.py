@@ -14,6 +14,7 @@ A model that is stored quantised is first brought to float32: its own weights ar
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from bench.kv_quality import Scores, report, score
 from bench.made_forms import MADE, in_form, made
 from twostroke import LLM
-from twostroke.config import EngineConfig
+from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import GPU_FLOATS
 from twostroke.engine.build import assemble
@@ -39,16 +40,22 @@ from twostroke.text.tokenizer import Tokenizer
 
 Float32 = npt.NDArray[np.float32]
 ROWS, OUTPUTS, INPUTS = 64, 1024, 1024
+KV_BYTES = 1 << 30
+"""Of each engine: on a card the next may start before the last one's memory is free."""
 
 
-def main() -> None:
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--model", default="smollm2", help="or a GGUF file (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=1200)
     parser.add_argument("--forms", default=",".join(("q8_0", "fp8", "int4", "q4_1", *MADE)))
     parser.add_argument("--backends", default="reference,cpu")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = options_of()
     forms = options.forms.split(",")
     products(forms)
     text, stored = options.text.read_text(encoding="utf-8"), load_checkpoint(resolve(options.model))
@@ -84,7 +91,8 @@ def rounded(kind: WeightKind, values: Float32) -> Float32:
 def scored(
     checkpoint: Checkpoint, tokenizer: Tokenizer, backend: str, form: str | None, text: str, tokens: int
 ) -> Scores:
-    config = EngineConfig(backend=backend, quantise=form, max_context=tokens + 16)
+    kv = KVConfig(memory_bytes=KV_BYTES)
+    config = EngineConfig(backend=backend, quantise=form, max_context=tokens + 16, kv=kv)
     with LLM.from_assembly(assemble(checkpoint, tokenizer, config)) as llm:
         return score(llm, text, tokens)
 

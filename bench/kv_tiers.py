@@ -2,16 +2,23 @@
 
 A conversation of 8 turns comes back when the device has forgotten it: its time to first token from host memory, from
 disk after a restart, and computed again, with the same tokens each time. Then decode with tiers that nobody hits,
-beside decode without, in short turns. Then what loading and fetching reach of the rates of memory and disk."""
+beside decode without, in short turns. Then what loading and fetching reach of the rates of memory and disk.
+
+On a card, with random weights of a shape and a conversation of 16k tokens (tokens may differ there where two are about
+as likely: a prompt is computed in other batches each time):
+
+    python -m bench.kv_tiers --model bench/shapes/llama-3.1-8b --backend cuda --load random --history 16384 \\
+        --repeats 2 --host-gb 8 --streams 8 --rounds 12"""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -27,9 +34,14 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import BlockCopy, Step, StepResult
 from twostroke.core.timing import SequenceTiming
-from twostroke.engine.build import Assembly, build, prepare_model
+from twostroke.engine.build import Assembly, assemble, prepare
 from twostroke.engine.engine import Engine
 from twostroke.kv.tiers.disk_threads import DiskThreads
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.random_weights import random_checkpoint
+from twostroke.models.resolve import resolve
+from twostroke.models.weights.tensor import WeightKind
 
 ANSWER = 16
 """Tokens of each answer."""
@@ -44,21 +56,42 @@ class Answer:
 class Players:
     """Engines over one model, and the requests that they are given."""
 
-    def __init__(self, model: str, context: int, folder: Path, seed: int) -> None:
-        self._model, self._context, self.folder = model, context, folder
-        prepared = prepare_model(model, EngineConfig(max_context=context))
-        self._num_tokens = prepared.checkpoint.spec.vocab_size
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        context: int,
+        folder: Path,
+        seed: int,
+        *,
+        backend: str = "auto",
+        host_gb: float | None = None,
+    ) -> None:
+        """`host_gb`: instead of what each part of this script takes."""
+        self._checkpoint, self._context, self.folder, self._backend = checkpoint, context, folder, backend
+        self._host_gb = host_gb
+        prepared = prepare(checkpoint, EngineConfig(backend=backend, max_context=context))
+        self._num_tokens = checkpoint.spec.vocab_size
+        self.is_on_card = prepared.factory.name == "cuda"
         resolved = prepared.resolved
         positions = sum(resolved.layout.positions(group) for group in resolved.layout.groups)
-        self._kv_bytes = int(resolved.kv_bytes / positions * (context + 64))
+        self._kv_bytes = int(resolved.kv_bytes / positions * (context + max(64, 2 * resolved.layout.block_size)))
         self._random = random.Random(seed)
         self._count = 0
 
-    def engine(self, *, host_gb: float | None = None, disk: bool = False, threads: int | None = None) -> Assembly:
+    def engine(self, *, host_gb: float | None = None, disk: bool = False) -> Assembly:
         """Its KV has room for one context alone, so that the next prompt takes the last one's."""
+        host_gb = host_gb and (self._host_gb or host_gb)
         kv = KVConfig(memory_bytes=self._kv_bytes, host_gb=host_gb, disk=str(self.folder) if disk else None)
-        config = EngineConfig(max_context=self._context, threads=threads, speculate="off", kv=kv)
-        return build(self._model, config, text=False)
+        config = EngineConfig(backend=self._backend, max_context=self._context, speculate="off", kv=kv)
+        return assemble(self._checkpoint, None, config)
+
+    def give_back(self) -> None:
+        """On a card, the memory of engines that nobody has any more."""
+        gc.collect()
+        if self.is_on_card:
+            import torch
+
+            torch.cuda.empty_cache()
 
     def tokens(self, count: int) -> list[int]:
         return [self._random.randrange(self._num_tokens // 4, self._num_tokens) for _ in range(count)]
@@ -112,12 +145,16 @@ def returns(players: Players, history: int, turns: int, repeats: int) -> None:
         ways["host memory"].append(players.ask(first, prompt))
         players.forget(first)
     first.close()
-    for name, prepare in (("disk, from its cache", lambda folder: None), ("disk", drop_cached_pages)):
+    del first
+    players.give_back()
+    for name, ready in (("disk, from its cache", lambda folder: None), ("disk", drop_cached_pages)):
         for _ in range(repeats):
-            prepare(players.folder)
+            ready(players.folder)
             again = players.engine(host_gb=1.0, disk=True).engine
             ways[name].append(players.ask(again, prompt))
             again.close()
+            del again
+            players.give_back()
     plain.close()
     base = median(answer.timing.ttft_s or 0.0 for answer in ways["computed again"])
     print(f"a conversation of {turns} turns and {len(prompt)} tokens comes back: time to first token")
@@ -212,7 +249,31 @@ def best_rate(copy: Callable[[], int], repeats: int = 7) -> float:
     return max(rates)
 
 
-def rates(players: Players, num_blocks: int) -> None:
+def plain_copy(num_bytes: int, *, to_card: bool) -> Callable[[], int]:
+    """From memory to memory; or, from memory that does not move, to a card."""
+    if to_card:
+        import torch
+
+        pinned = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=True)
+        on_card = torch.empty_like(pinned, device="cuda")
+
+        def send() -> int:
+            on_card.copy_(pinned, non_blocking=True)
+            torch.cuda.synchronize()
+            return num_bytes
+
+        return send
+    source = np.ones(num_bytes, dtype=np.uint8)
+    target = np.ones_like(source)
+
+    def copy() -> int:
+        np.copyto(target, source)
+        return num_bytes
+
+    return copy
+
+
+def rates(players: Players, num_tokens: int) -> None:
     """Loads as a step makes them, beside one plain copy of as many bytes; fetches as a waiting request has them, beside
     plain reads of the same files."""
     assembly = players.engine(host_gb=1.0, disk=True)
@@ -222,6 +283,7 @@ def rates(players: Players, num_blocks: int) -> None:
     assert tiers is not None and tiers.disk is not None
     kept: KeptBlocks = tiers.blocks
     block_bytes = tiers.block_bytes[0]
+    num_blocks = min(num_tokens // engine.scheduler.ledger.layout.block_size, tiers.host.num_slots[0])
     copies = tuple(BlockCopy(0, number, number) for number in range(num_blocks))
     kept.start(Step(0, spills=copies))  # type: ignore[attr-defined]
     _wait_for(kept)
@@ -231,16 +293,10 @@ def rates(players: Players, num_blocks: int) -> None:
         _wait_for(kept)
         return block_bytes * num_blocks
 
-    source = np.ones(block_bytes * num_blocks, dtype=np.uint8)
-    target = np.ones_like(source)
-
-    def plain() -> int:
-        np.copyto(target, source)
-        return source.nbytes
-
+    plain = plain_copy(block_bytes * num_blocks, to_card=players.is_on_card)
     plain_rate, load_rate = best_rate(plain), best_rate(load)
     print(f"loading {block_bytes * num_blocks / 1e6:.0f} MB in blocks of {block_bytes / 1e3:.0f} kB")
-    print(f"  a plain copy           {plain_rate / 1e9:8.2f} GB/s")
+    print(f"  a plain copy           {plain_rate / 1e9:8.2f} GB/s{' to the card' if players.is_on_card else ''}")
     print(f"  loads of a step        {load_rate / 1e9:8.2f} GB/s  {load_rate / plain_rate:.0%}")
     _disk_rates(players, engine, num_blocks)
     engine.close()
@@ -308,9 +364,12 @@ def _disk_rates(players: Players, engine: Engine, num_blocks: int) -> None:
     threads._writer.shutdown()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--load", choices=("file", "random"), default="file", help="random: of a folder's config.json")
+    parser.add_argument("--host-gb", type=float, help="host memory for KV; default: 1, and 0.5 beside decode")
     parser.add_argument("--history", type=int, default=3000, help="tokens of the conversation when it comes back")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
@@ -318,15 +377,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=60, help="of decoding; each side has a turn in every one")
     parser.add_argument("--tokens", type=int, default=60, help="that each stream decodes in a turn")
     parser.add_argument("--parts", default="returns,decode,rates")
-    asked = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    asked = options_of(arguments)
+    if asked.load == "random":
+        checkpoint = random_checkpoint(Path(asked.model), WeightKind.BF16)
+    else:
+        checkpoint = load_checkpoint(resolve(asked.model), name=asked.model)
     with tempfile.TemporaryDirectory(prefix="kv-tiers-") as folder:
-        players = Players(asked.model, asked.history + 200, Path(folder) / "kv", seed=1)
+        kv, backend, host_gb = Path(folder) / "kv", asked.backend, asked.host_gb
+        players = Players(checkpoint, asked.history + 200, kv, seed=1, backend=backend, host_gb=host_gb)
         if "returns" in asked.parts:
             returns(players, asked.history, asked.turns, asked.repeats)
         if "decode" in asked.parts:
             decode_beside(players, asked.rounds, asked.streams, asked.tokens)
         if "rates" in asked.parts:
-            rates(players, asked.history // 16)
+            rates(players, asked.history)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 in bf16; what a step that verifies takes beside a plain one; tokens a second where a given number of drafts holds.
 Random weights of a config.json.
 
-    PYTHONPATH=src:. python -m bench.cuda.drafts FOLDER [--parts tiny,greedy,times,forced]"""
+    PYTHONPATH=src:. python -m bench.cuda.drafts FOLDER [--parts tiny,greedy,times,forced]
+
+Of 30B weights and their copies: --parts times,forced --streams 1,8,32,64 --contexts 512 --blocks 1600"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 
 from bench.cuda.clock import median_us, say
-from bench.cuda.draft_rig import Answers, Rig, Told, requests_of, rig_of
+from bench.cuda.draft_rig import ROOM, Answers, Rig, Told, requests_of, rig_of
 from twostroke.backends.cuda.parts import PLAIN
 from twostroke.backends.cuda.verify import WIDTHS, Guess
 from twostroke.core.formats import PACKED, Formats
@@ -92,13 +94,13 @@ def greedy(rig: Rig, draw: np.random.Generator) -> None:
         print(f"bf16, greedy, 8 streams, {width} queries each beside plain: {found}", flush=True)
 
 
-def times(rig: Rig) -> None:
+def times(rig: Rig, contexts: Sequence[int], counts: Sequence[int]) -> None:
     backend, graphs = rig.backend, rig.backend._parts.graphs
     decodes, verifies = backend._decodes, backend._verifies
     assert verifies is not None
     print(f"us a step: context, streams, plain | {', '.join(map(str, WIDTHS))} queries a stream (times plain)")
-    for context in CONTEXTS:
-        for streams in STREAMS:
+    for context in contexts:
+        for streams in counts:
             rows, bucket, line = rig.open_rows(streams, context), verifies._bucket(streams), []
             decodes._send(bucket, rows)
             plain_us = median_us(partial(graphs.run, ("decode", bucket), partial(decodes._run, bucket, PLAIN)))
@@ -111,13 +113,13 @@ def times(rig: Rig) -> None:
             rig.close_rows(tuple(range(streams)))
 
 
-def forced(rig: Rig, draw: np.random.Generator) -> None:
+def forced(rig: Rig, draw: np.random.Generator, counts: Sequence[int]) -> None:
     """What holds is drawn, whatever the model says."""
     verifies, drawn = rig.backend._verifies, np.random.default_rng(0).choice(5, DRAWN, p=DRAWN_SHARES)
     assert verifies is not None and verifies._forced is not None
     for held in (np.zeros(DRAWN, dtype=int), drawn):
         verifies._forced.copy_(torch.from_numpy(held))
-        for streams in FORCED_STREAMS:
+        for streams in counts:
             requests = requests_of(draw, streams, rig.vocab_size, length=512, max_tokens=192)
             for name, drafting in (("plain", None), ("four drafts", Told({}, 4))):
                 began_s = time.perf_counter()
@@ -133,7 +135,26 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--parts", default=",".join(PARTS), help="in this order, whatever order they are named in")
-    return parser.parse_args(arguments)
+    parser.add_argument("--streams", type=numbers, help=f"default: {STREAMS} of times, {FORCED_STREAMS} of forced")
+    parser.add_argument("--contexts", type=numbers, default=CONTEXTS, help="of times (default: %(default)s)")
+    parser.add_argument("--blocks", type=int, default=NUM_BLOCKS, help=f"of {BLOCK_SIZE} tokens (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    counts, context = options.streams or STREAMS, max(options.contexts)
+    if max(counts) > SIZES.max_running:
+        parser.error(f"--streams: at most {SIZES.max_running} at a time")
+    if "times" in options.parts and (needed := blocks_of(context, max(counts))) > options.blocks:
+        parser.error(
+            f"{max(counts)} streams of {context} tokens take {needed} blocks, and --blocks is {options.blocks}"
+        )
+    return options
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
+
+
+def blocks_of(context: int, streams: int) -> int:
+    return streams * -(-(context + ROOM) // BLOCK_SIZE)
 
 
 def main() -> None:
@@ -145,14 +166,14 @@ def main() -> None:
         return
     checkpoint, formats = random_checkpoint(options.folder, WeightKind.BF16), Formats("bf16", "bf16", "bf16", PACKED)
     own = [BY_THE_MODEL] * DRAWN
-    rig = rig_of(checkpoint, SIZES, formats, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, forced=own)
+    rig = rig_of(checkpoint, SIZES, formats, block_size=BLOCK_SIZE, num_blocks=options.blocks, forced=own)
     say(rig.backend.notes[0])
     if "greedy" in parts:
         greedy(rig, draw)
     if "times" in parts:
-        times(rig)
+        times(rig, options.contexts, options.streams or STREAMS)
     if "forced" in parts:
-        forced(rig, draw)
+        forced(rig, draw, options.streams or FORCED_STREAMS)
     say("done")
 
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.cuda.first_run.runner import WRONG, Command, Result, Section, run
-from bench.cuda.first_run.sections import CARD, SECTIONS, missing_packages, without_checks
+from bench.cuda.first_run.sections import CARD, SECTIONS, SMOLLM2, missing_packages, with_file, without_checks
 
 ROOT = Path(__file__).parents[3]
 SHOWN_LINES = 12
@@ -39,6 +39,8 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="of the whole; what is not begun then is told")
     parser.add_argument("--only", type=names_in, default=list(SECTIONS), help="sections, after the question for a card")
     parser.add_argument("--skip", type=names_in, default=[], help="sections")
+    parser.add_argument("--no-checks", action="store_true", help="run no tests: timings alone")
+    parser.add_argument("--smollm2", default=SMOLLM2, metavar="FILE", help="its GGUF; default: fetched, or as cached")
     parser.add_argument("--list", action="store_true", help="print sections and their commands, and run none")
     parser.add_argument("--out", type=Path, help="a JSON file; logs lie in a folder beside it")
     return parser.parse_args(arguments)
@@ -100,8 +102,12 @@ def run_all(sections: Mapping[str, Section], out: Path, minutes: float) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     sections = chosen(options.only, options.skip)
+    sections = {name: with_file(section, options.smollm2) for name, section in sections.items()}
+    why = "nobody asked for it" if options.no_checks else ""
     if missing := missing_packages():
-        sections = {name: without_checks(section, missing) for name, section in sections.items()}
+        why = f"not installed: {', '.join(missing)}"
+    if why:
+        sections = {name: without_checks(section, why) for name, section in sections.items()}
     if options.list:
         for name, section in sections.items():
             for entry in section:
