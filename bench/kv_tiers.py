@@ -14,29 +14,24 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
-import numpy as np
-
+from bench.kv_tier_rates import drop_cached_pages, rates
 from bench.watching import balanced_orders, median_interval
-from twostroke.backends.interface import BlockBackend
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.events import TokenEvent
-from twostroke.core.kv_blocks import KeptBlocks
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.core.step import BlockCopy, Step, StepResult
+from twostroke.core.step import Step, StepResult
 from twostroke.core.timing import SequenceTiming
 from twostroke.engine.build import Assembly, assemble, prepare
 from twostroke.engine.engine import Engine
-from twostroke.kv.tiers.disk_threads import DiskThreads
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
@@ -122,15 +117,6 @@ def conversation(players: Players, engine: Engine, history: int, turns: int) -> 
         prompt += players.tokens(40)
         prompt += players.ask(engine, prompt).tokens
     return prompt + players.tokens(20)
-
-
-def drop_cached_pages(folder: Path) -> None:
-    """What the system keeps of these files in memory, so that the disk is read."""
-    for path in folder.glob("*.kvsegment"):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def returns(players: Players, history: int, turns: int, repeats: int) -> None:
@@ -239,131 +225,6 @@ def _say_side(side: Side, base: list[float]) -> None:
     print(f"  {side.name:22} {median(side.steps_s) * 1e3:8.3f} ms  {found}{moved}")
 
 
-def best_rate(copy: Callable[[], int], repeats: int = 7) -> float:
-    """Bytes a second of the best of several."""
-    rates = []
-    for _ in range(repeats):
-        started_s = time.perf_counter()
-        num_bytes = copy()
-        rates.append(num_bytes / (time.perf_counter() - started_s))
-    return max(rates)
-
-
-def plain_copy(num_bytes: int, *, to_card: bool) -> Callable[[], int]:
-    """From memory to memory; or, from memory that does not move, to a card."""
-    if to_card:
-        import torch
-
-        pinned = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=True)
-        on_card = torch.empty_like(pinned, device="cuda")
-
-        def send() -> int:
-            on_card.copy_(pinned, non_blocking=True)
-            torch.cuda.synchronize()
-            return num_bytes
-
-        return send
-    source = np.ones(num_bytes, dtype=np.uint8)
-    target = np.ones_like(source)
-
-    def copy() -> int:
-        np.copyto(target, source)
-        return num_bytes
-
-    return copy
-
-
-def rates(players: Players, num_tokens: int) -> None:
-    """Loads as a step makes them, beside one plain copy of as many bytes; fetches as a waiting request has them, beside
-    plain reads of the same files."""
-    assembly = players.engine(host_gb=1.0, disk=True)
-    engine, backend = assembly.engine, assembly.engine.backend
-    assert isinstance(backend, BlockBackend)
-    tiers = engine.scheduler.ledger.tiers
-    assert tiers is not None and tiers.disk is not None
-    kept: KeptBlocks = tiers.blocks
-    block_bytes = tiers.block_bytes[0]
-    num_blocks = min(num_tokens // engine.scheduler.ledger.layout.block_size, tiers.host.num_slots[0])
-    copies = tuple(BlockCopy(0, number, number) for number in range(num_blocks))
-    kept.start(Step(0, spills=copies))  # type: ignore[attr-defined]
-    _wait_for(kept)
-
-    def load() -> int:
-        kept.start(Step(1, loads=copies))  # type: ignore[attr-defined]
-        _wait_for(kept)
-        return block_bytes * num_blocks
-
-    plain = plain_copy(block_bytes * num_blocks, to_card=players.is_on_card)
-    plain_rate, load_rate = best_rate(plain), best_rate(load)
-    print(f"loading {block_bytes * num_blocks / 1e6:.0f} MB in blocks of {block_bytes / 1e3:.0f} kB")
-    print(f"  a plain copy           {plain_rate / 1e9:8.2f} GB/s{' to the card' if players.is_on_card else ''}")
-    print(f"  loads of a step        {load_rate / 1e9:8.2f} GB/s  {load_rate / plain_rate:.0%}")
-    _disk_rates(players, engine, num_blocks)
-    engine.close()
-
-
-def _wait_for(kept: KeptBlocks) -> None:
-    """Until its copies are made, by whoever makes them on this backend."""
-    while not kept.is_idle:
-        time.sleep(1e-5)
-
-
-def _disk_rates(players: Players, engine: Engine, num_blocks: int) -> None:
-    from twostroke.kv.tiers.host import Kept
-
-    tiers = engine.scheduler.ledger.tiers
-    assert tiers is not None and tiers.disk is not None
-    disk, index = tiers.disk, engine.scheduler.ledger.index
-    block_size = engine.scheduler.ledger.layout.block_size
-    node, blocks = index.root("salt:rates"), []
-    for number in range(num_blocks):
-        node = index.child(node, tuple(players.tokens(block_size)))
-        payload = memoryview(np.random.default_rng(number).bytes(tiers.block_bytes[0]))
-        assert disk.write(node, 0, payload)
-        found = disk.find(node, 0)
-        assert found is not None
-        blocks.append((Kept(node, 0, number, pins=1), found))
-    threads = DiskThreads(disk, tiers.blocks.view)
-    files = {found.segment.path: found.segment for _, found in blocks}
-
-    def fetch() -> int:
-        drop_cached_pages(players.folder)
-        started_s = time.perf_counter()
-        threads.fetch(0, blocks)
-        fetched = []
-        while not fetched:
-            threads.wait(1.0)
-            fetched = threads.fetched()
-        assert all(fetched[0].arrived)
-        nonlocal took_s
-        took_s = time.perf_counter() - started_s
-        return fetched[0].arrived_bytes
-
-    def read() -> int:
-        drop_cached_pages(players.folder)
-        nonlocal took_s
-        started_s, num_bytes = time.perf_counter(), 0
-        for path in files:
-            with path.open("rb", buffering=0) as file:
-                while part := file.readinto(buffer):
-                    num_bytes += part
-        took_s = time.perf_counter() - started_s
-        return num_bytes
-
-    buffer, took_s = memoryview(bytearray(8 << 20)), 1.0
-    found_rates: dict[str, list[float]] = {"plain reads": [], "fetches": []}
-    for _ in range(5):
-        for name, way in (("plain reads", read), ("fetches", fetch)):
-            num_bytes = way()
-            found_rates[name].append(num_bytes / took_s)
-    plain = max(found_rates["plain reads"])
-    print(f"fetching {num_blocks * tiers.block_bytes[0] / 1e6:.0f} MB from disk, every byte checked")
-    for name, found in found_rates.items():
-        print(f"  {name:22} {max(found) / 1e9:8.2f} GB/s  {max(found) / plain:.0%}")
-    threads._readers.shutdown()
-    threads._writer.shutdown()
-
-
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
@@ -394,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "decode" in asked.parts:
             decode_beside(players, asked.rounds, asked.streams, asked.tokens)
         if "rates" in asked.parts:
-            rates(players, asked.history)
+            rates(players.engine(host_gb=1.0, disk=True), players.folder, asked.history)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         room = f"--max-context {options.tokens + 200} --kv-memory {options.kv_memory}"
+        if options.backend == "cuda":
+            room += " --decode-weights plain"  # prompts do not read copies for decode, and a start need not make them
         serve = shlex.split(f"{shlex.quote(str(folder))} --backend {options.backend} {room}")
         measured(options.transfer, options.tokens, options.rounds, options.warm, tuple(serve), options.host_gb, "")
     say("done")

@@ -9,17 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.cuda import drafts, eagle3, low_bit
+from bench.cuda import drafts, eagle3, handoff, low_bit, memory_budget, tune_kept
 from bench.cuda.draft_rig import requests_of
 from bench.cuda.low_bit_products import CODES, FORM_SHARES
 from bench.peers.gpu.workloads import WORKLOADS
+from twostroke.backends.interface import TunedChange, TuningReport
 from twostroke.models.heads import HEADS
 from twostroke.models.loading import read_folder_spec
+from twostroke.text.loading import load_tokenizer
 
 SHAPE = Path(__file__).parents[2] / "bench" / "shapes" / "llama-3.1-8b"
 
 
-@pytest.mark.parametrize("script", [drafts, eagle3, low_bit])
+@pytest.mark.parametrize("script", [drafts, eagle3, handoff, low_bit, memory_budget, tune_kept])
 def test_a_script_takes_a_folder_and_says_what_it_prints(script: object, capsys: pytest.CaptureFixture[str]) -> None:
     options_of: Callable[[list[str]], object] = script.options_of  # type: ignore[attr-defined]
     assert str(options_of([str(SHAPE)]).folder) == str(SHAPE)  # type: ignore[attr-defined]
@@ -63,3 +65,30 @@ def test_requests_are_the_same_each_time_and_differ_from_each_other() -> None:
     assert one == same
     assert [len(request.prompt_token_ids) for request in one] == [10, 13, 16, 19]
     assert len({request.prompt_token_ids[:10] for request in one}) == 4
+
+
+def test_streams_that_have_no_room_are_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        drafts.options_of(["x", "--streams", "1,65"])
+    assert "at most 64" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        drafts.options_of(["x", "--streams", "64", "--contexts", "512,4096"])
+    assert "64 streams of 4096 tokens take 4800 blocks, and --blocks is 3600" in capsys.readouterr().err
+    assert drafts.options_of(["x", "--streams", "64", "--contexts", "512"]).streams == (64,)
+
+
+def test_what_tuning_found_is_told_with_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = [TunedChange("down", 16, "plain a", 20.0, "plain b", 15.0), TunedChange("up", 1, "c", 9.0, "d", 3.0)]
+    report = TuningReport("Some Card", 7, changes, ["a fault"], 12.0, tmp_path / "kept", '{"lines": 1}')
+    monkeypatch.setattr(tune_kept, "user_path", lambda card: tmp_path / f"{card}.json")
+    lines = tune_kept.told(report)
+    assert lines[0].startswith("up, 1 rows: 9.0 us by c, 3.0 by d"), "the largest gain first"
+    assert '{"lines": 1}' in lines and "none: nothing was faster than what the package has" in lines
+    assert lines[-1] == "7 products in 12 s, 2 choices changed, 11 us less, 1 faults"
+    (tmp_path / "Some Card.json").write_text('{"decode": []}')
+    assert '{"decode": []}' in tune_kept.told(report)
+
+
+def test_servers_of_a_handoff_find_a_tokenizer(tmp_path: Path) -> None:
+    handoff.write_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path, None).encode("two") != load_tokenizer(tmp_path, None).encode("one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from bench.cuda.first_run import __main__ as first_run
+from bench.cuda.first_run import sections as first_sections
 from bench.cuda.first_run.runner import Command, NotDone, Result, Section, run
-from bench.cuda.first_run.sections import CARD, PYTEST, SECTIONS, without_checks
+from bench.cuda.first_run.sections import CARD, LEFT_LIMIT_S, PYTEST, SECTIONS, with_file, without_checks
 
 ROOT = Path(__file__).parents[2]
 HANG = "import time; time.sleep(600)"
@@ -178,7 +180,7 @@ def test_a_section_says_that_it_is_not_timed() -> None:
 
 
 def test_without_pytest_timings_are_left() -> None:
-    *checks, timing = without_checks(SECTIONS["drafts"], ["pytest"])
+    *checks, timing = without_checks(SECTIONS["drafts"], "not installed: pytest")
     assert set(checks) == {NotDone("check", "not checked", "not installed: pytest")}
     assert timing is SECTIONS["drafts"][-1]
 
@@ -192,3 +194,42 @@ def test_sections_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None
     assert first_run.main(["--list", "--only", "drafts"]) == 0
     listed = capsys.readouterr().out
     assert "bench.cuda.drafts bench/shapes/llama-3.1-8b" in listed and "sinks" not in listed
+
+
+def test_checks_are_left_out_where_nobody_asks_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert first_run.main(["--list", "--only", "tiers", "--no-checks"]) == 0
+    listed = capsys.readouterr().out
+    assert "not checked: nobody asked for it" in listed and "pytest" not in listed
+    assert "bench.kv_tiers" in listed
+
+
+def test_a_file_of_the_models_weights_is_given_to_whoever_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    before = [entry for entry in SECTIONS["quality"] if isinstance(entry, Command)]
+    after = [entry for entry in with_file(SECTIONS["quality"], "/a/file.gguf") if isinstance(entry, Command)]
+    assert before and all("smollm2" in entry.words for entry in before)
+    for one, other in zip(before, after, strict=True):
+        assert [word for word in other.words if word not in one.words] == ["/a/file.gguf"]
+        assert "smollm2" not in other.words and len(one.words) == len(other.words)
+    assert first_run.main(["--list", "--only", "quality", "--smollm2", "/a/file.gguf"]) == 0
+    assert capsys.readouterr().out.count("--model /a/file.gguf") == len(before)
+
+
+def test_a_handoff_is_not_begun_without_the_servers_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_sections, "find_spec", lambda name: None if name in ("fastapi", "zmq") else name)
+    told = first_sections.handoff()
+    assert told == NotDone("timing", "not timed", "not installed: fastapi, zmq")
+    monkeypatch.setattr(first_sections, "find_spec", lambda name: name)
+    assert isinstance(first_sections.handoff(), Command)
+
+
+def test_the_page_names_each_section_that_was_not_measured_with_its_limit() -> None:
+    text = (ROOT / "bench" / "README.md").read_text()
+    page = text.split("## What has not been measured on a GPU yet")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \|.*\| ([\d x]+) s \|$", page, re.MULTILINE))
+    assert len(rows) >= 7 and rows.keys() <= SECTIONS.keys()
+    for name, limit in rows.items():
+        entries = [entry for entry in SECTIONS[name] if isinstance(entry, Command) and PYTEST[2] not in entry.words]
+        limits = {entry.limit_s for entry in entries} or {LEFT_LIMIT_S}  # without its packages it is no command
+        count = max(1, len(entries))
+        (each,) = limits
+        assert limit == (f"{count} x {each:.0f}" if count > 1 else f"{each:.0f}"), name
