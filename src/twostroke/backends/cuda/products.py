@@ -51,7 +51,7 @@ def card_of(device: torch.device, dtype: torch.dtype) -> Card:
     target = target_of(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     is_able = target.is_hopper and dtype in (torch.bfloat16, torch.float16) and why_not() is None
-    return Card(name, target.num_sms, is_able, target.has_float8)
+    return Card(name, target.num_sms, is_able, target.has_float8, lacks_group_scales=target.lacks_group_scales)
 
 
 def card_for(device: torch.device, dtype: torch.dtype, formats: Formats) -> Card:
