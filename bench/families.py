@@ -1,7 +1,8 @@
-"""Each family's worst difference from its oracle: a tiny random checkpoint, saved by transformers and run by both, in
-float32. The largest difference of any logit over a prompt that is read whole, in chunks, token by token, chunks
-and then tokens, and behind a prefix that another request had computed. Of models that give vectors, the largest
-difference of any of a vector's numbers, over texts of many lengths. Nothing is timed.
+"""Each family's worst difference from its oracle: a tiny random checkpoint, saved by transformers, run here in float32
+and there in float64, as tests do. The largest difference of any logit over a prompt that is read whole, in chunks,
+token by token, chunks and then tokens, and behind a prefix that another request had computed. Of models that give
+vectors, the largest difference of any of a vector's numbers, both in float32, over texts of many lengths. Nothing is
+timed.
 
     python -m bench.families > table.md
 """
@@ -25,7 +26,7 @@ from tests.backends.reference.test_against_transformers import (
     tokens,
 )
 from tests.engine.test_embedding import KINDS, MORE, TEXTS, wanted
-from tests.models.tiny_checkpoints import cpu_variants, cuda_variants, make_tiny, transformers_logits, variants
+from tests.models.tiny_checkpoints import cpu_variants, cuda_variants, exact_logits, make_tiny, variants
 from tests.models.tiny_embedders import make_embedder
 from tests.models.tiny_gguf import write_gguf
 
@@ -39,7 +40,7 @@ VECTOR_BACKENDS = ("reference", "cpu")
 def worst_difference(variant: str, folder: Path) -> tuple[float, float | None]:
     """Of the folder, and of the GGUF file."""
     path, model = make_tiny(variant, folder / "folder")
-    expected, checkpoint = transformers_logits(model, tokens()), load_checkpoint(path)
+    expected, checkpoint = exact_logits(model, tokens()), load_checkpoint(path)
     found = [np.abs(reference_logits(checkpoint, tokens(), pieces) - expected).max() for pieces in PIECES.values()]
     found.append(np.abs(hit_logits(checkpoint, tokens()) - expected[HIT_BLOCKS * BLOCK_SIZE :]).max())
     if variant not in GGUF_VARIANTS:
@@ -47,7 +48,7 @@ def worst_difference(variant: str, folder: Path) -> tuple[float, float | None]:
     _, model = make_tiny(variant, folder / "other", **GGUF_CHANGES.get(variant, {}))
     overrides = {"attention.sliding_window_pattern": 3} if variant == "gemma3" else {}
     file = load_checkpoint(write_gguf(model, folder / "tiny.gguf", **overrides))
-    in_file = np.abs(reference_logits(file, tokens(), [30, 10]) - transformers_logits(model, tokens())).max()
+    in_file = np.abs(reference_logits(file, tokens(), [30, 10]) - exact_logits(model, tokens())).max()
     return float(max(found)), float(in_file)
 
 
@@ -73,7 +74,7 @@ def print_embedders() -> None:
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
             oracle, worst = worst_of_vectors(kind, Path(folder))
-        print(f"| `{kind}` | `{oracle}` | " + " | ".join(f"{one:.0e}" for one in worst) + " |", flush=True)
+        print(f"| `{kind}` | `{oracle}` | " + " | ".join(f"{one:.1e}" for one in worst) + " |", flush=True)
 
 
 def print_variants() -> None:
@@ -86,8 +87,8 @@ def print_variants() -> None:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
             own, in_file = worst_difference(variant, Path(folder))
         where = ["reference"] + ["cpu"] * (variant in cpu_variants()) + ["cuda"] * (variant in cuda_variants())
-        stored = "" if in_file is None else f"{in_file:.0e}"
-        print(f"| `{variant}` | {family} | `{oracle}` | {own:.0e} | {stored} | {', '.join(where)} |", flush=True)
+        stored = "" if in_file is None else f"{in_file:.1e}"
+        print(f"| `{variant}` | {family} | `{oracle}` | {own:.1e} | {stored} | {', '.join(where)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """What a handoff costs: a prompt read by one server and answered by another, beside one server that does both.
 
-    python -m bench.handoff [--tokens 1000] [--rounds 15] [--transfer nixl|sockets|both]
+    python -m bench.handoff [--tokens 1000] [--rounds 15] [--transfer nixl|sockets|both] [--late]
     python -m bench.handoff --tokens 8000 --transfer sockets --host-gb 4 \\
         --serve 'FOLDER --backend cuda --max-context 8200 --kv-memory 4GB'
 
-Each round asks a fresh prompt of all of them, in turns; nothing else is asked meanwhile. `handoff`: from the request
-for the bytes to the last of them. `overhead`: both legs' time to first token less that of one server alone, round by
+Each round asks a fresh prompt of all of them, in turns; nothing else is asked meanwhile. `early`: of the bytes, the
+share that was there before the request for them; `--late` has all of them come after reading. `handoff`: from that
+request to the last of them. `overhead`: both legs' time to first token less that of one server alone, round by
 round; the HTTP calls between are in it, a router is not. `its last tokens`: what that server takes for the same prompt
 with other tokens behind its last whole block, whose KV it has: a writer computes as much, whatever a handoff takes.
 Rounds before the first that counts use all KV of every server once.
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.fleets import FLEET_OPTIONS, PLAIN_OPTIONS, read, servers, write
+from tests.cluster.fleets import FLEET_OPTIONS, NOBODY, PLAIN_OPTIONS, read, servers, write
 from tests.cluster.routing import descendants
 from tests.server.running import RunningServer
 
@@ -38,6 +39,8 @@ NUM_WARM = 10
 class Round:
     """In seconds."""
 
+    early_share: float
+    """Of the bytes."""
     handoff: float
     reads: float
     writes: float
@@ -73,8 +76,9 @@ def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measured(
-    transfer: str, num_tokens: int, rounds: int, num_warm: int, serve: tuple[str, ...], host_gb: float
+    transfer: str, num_tokens: int, rounds: int, num_warm: int, serve: tuple[str, ...], host_gb: float, named: str
 ) -> None:
+    """`named`: who will write, as a router names it; empty: it does not."""
     drawn, path = random.Random(3), "/v1/completions"
     of_fleet = (*FLEET_OPTIONS, "--kv-host-gb", f"{host_gb:g}")
     found: list[Round] = []
@@ -96,7 +100,7 @@ def measured(
             worked = [worked_s(server) for server in (reader, writer, alone)]
 
             def by_two(body: dict[str, Any] = body) -> tuple[float, float, Any]:
-                reads_s, params = timed(lambda: read(reader, path, body))
+                reads_s, params = timed(lambda: read(reader, path, body, named))
                 writes_s, answer = timed(lambda: write(writer, path, body, params))
                 return reads_s, writes_s, answer.json()["timing"]["handoff"]
 
@@ -112,19 +116,23 @@ def measured(
             if handoff["why_not"] is not None:
                 raise SystemExit(f"it was not handed over: {handoff['why_not']}")
             if number >= num_warm:
-                found.append(Round(handoff["seconds"], reads_s, writes_s, alone_s, last_s, more[0] + more[1] - more[2]))
+                early_share, more_s = handoff["early_bytes"] / handoff["bytes"], more[0] + more[1] - more[2]
+                found.append(Round(early_share, handoff["seconds"], reads_s, writes_s, alone_s, last_s, more_s))
     tell(transfer, num_tokens, handoff, found)
 
 
 def tell(transfer: str, num_tokens: int, handoff: dict[str, Any], found: list[Round]) -> None:
-    def row(what: str, name: str, note: str = "") -> str:
-        low, middle, high = statistics.quantiles([1e3 * getattr(one, name) for one in found], n=4)
+    def row(what: str, name: str, note: str = "", times: float = 1e3) -> str:
+        low, middle, high = statistics.quantiles([times * getattr(one, name) for one in found], n=4)
         return f"  {what:20}{middle:8.1f}{f'{low:.1f} to {high:.1f}':>18}  {note}".rstrip()
 
     size, typical_s = handoff["bytes"], statistics.median(one.handoff for one in found)
+    late_bytes = size * (1.0 - statistics.median(one.early_share for one in found))
+    rate = f", {late_bytes / typical_s / 1e9:.2f} GB/s of what was not there" if typical_s else ""
     print(f"{transfer}: prompts of {num_tokens} tokens, KV of {handoff['tokens']} handed over")
     print(f"  {f'ms, {len(found)} rounds':20}{'median':>8}{'half of them':>18}")
-    print(row("handoff", "handoff", f"{size / 1e6:.1f} MB, {size / typical_s / 1e9:.2f} GB/s"))
+    print(row("early, percent", "early_share", f"of {size / 1e6:.1f} MB", times=100.0))
+    print(row("handoff", "handoff", f"{late_bytes / 1e6:.1f} MB{rate}"))
     print(row("the leg that reads", "reads"))
     print(row("the leg that writes", "writes", "one token"))
     print(row("one server alone", "alone"))
@@ -142,10 +150,12 @@ def main() -> None:
     parser.add_argument("--transfer", default="both", choices=("nixl", "sockets", "both"))
     parser.add_argument("--serve", default=shlex.join(PLAIN_OPTIONS), help="Model and options of all three servers.")
     parser.add_argument("--host-gb", type=float, default=0.3, help="Memory that KV travels through, of each server.")
+    parser.add_argument("--late", action="store_true", help="Nothing is sent before a prompt was read.")
     options = parser.parse_args()
     serve = tuple(shlex.split(options.serve))
     for transfer in ("sockets", "nixl") if options.transfer == "both" else (options.transfer,):
-        measured(transfer, options.tokens, options.rounds, options.warm, serve, options.host_gb)
+        named = NOBODY if options.late else ""
+        measured(transfer, options.tokens, options.rounds, options.warm, serve, options.host_gb, named)
 
 
 if __name__ == "__main__":

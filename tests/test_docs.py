@@ -141,6 +141,12 @@ def test_a_stranger_can_read_it(document):
         assert hard_to_read(document.read_text(encoding="utf-8")) == []
 
 
+def test_no_merge_was_left_half_done():
+    for document in [*DOCUMENTS, *(ROOT / "bench").glob("**/README.md")]:
+        lines = document.read_text(encoding="utf-8").splitlines()
+        assert not [line for line in lines if line.startswith(("<" * 7 + " ", ">" * 7 + " "))], document.name
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/performance.md", "docs/performance-gpu.md", "docs/trials.md"])
 def test_figures_have_records_not_numbers_of_runs(name):
     assert re.findall(r"\bruns? \d+", prose_of((ROOT / name).read_text(encoding="utf-8"))) == []

@@ -26,7 +26,7 @@ import torch
 from bench.cuda.clock import BEGAN_S, say
 from twostroke.backends.cuda import tuning_cases
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
-from twostroke.backends.cuda.kernels.expert_tiles import LEAST_UNPACKED_ROWS
+from twostroke.backends.cuda.kernels.expert_tiles import LEAST_UNPACKED_ROWS, MOST_UNPACKED_ROWS
 from twostroke.backends.cuda.kernels.float8_tiles import in_float8
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, GROUPED_CODES, INT4, Code
 from twostroke.backends.cuda.kernels.product import Product
@@ -184,7 +184,8 @@ def report(results: Sequence[Found]) -> None:
 def forms_of(results: Sequence[Found]) -> dict[Product, Forms]:
     """Lines as `twostroke tune` makes them: from each number of rows that was measured down to the one before, the
     fastest of the form that the weights are held in, and one in float8 where that is faster by more than nothing. Of
-    few rows, of which none was measured, a table says nothing; nor of a product that was cut short."""
+    few rows, of which none was measured, a table says nothing; nor of a product that was cut short. A line of experts
+    does not reach down to rows that the kernel in units takes, where that one was not measured beside it."""
     found: dict[Product, Forms] = {}
     for held in dict.fromkeys(one.held for one in results if one.held.code is not None):
         assert held.code is not None
@@ -197,6 +198,8 @@ def forms_of(results: Sequence[Found]) -> dict[Product, Forms]:
             if plain is None:
                 continue
             fast = next((one for one in tried if one.is_in_float8), None)
+            last_in_units = MOST_UNPACKED_ROWS * held.product.experts
+            before = max(before, last_in_units) if rows > last_in_units else before
             extend(base, plain.trial.line(before + 1, rows, plain.us))
             if fast is not None and fast.us * (1 + LEAST_GAIN) < plain.us:
                 extend(rounded, fast.trial.line(before + 1, rows, fast.us))

@@ -10,7 +10,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.formats import ARITHMETICS, WEIGHT_FORMATS
 from twostroke.core.kv_config import FORMATS
 from twostroke.core.kv_config import KVConfig as KVConfig
-from twostroke.core.kv_layout import KVContent, KVGroup, KVLayout
+from twostroke.core.kv_layout import KVGroup, KVGroupNeed, KVLayout
 from twostroke.core.service_level import DEFAULT_LEVEL, ServiceLevel, ServiceLevels
 from twostroke.core.service_level_file import read_service_levels
 from twostroke.core.setting import check_settings, choice, integer, number, switch, text
@@ -54,34 +54,37 @@ class EngineConfig:
         1,
         2**16,
         ENGINE,
-        "A step's token budget. Smaller: smoother streams. Larger: faster prompts. Default: as suits the backend.",
+        "The most tokens that a step computes. Smaller: smoother streams. Larger: faster prompts. Default: chosen "
+        "for the backend.",
     )
     max_running: int | None = integer(
-        None, 1, 2**16, ENGINE, "Streams that run at a time; default: as suits the backend."
+        None, 1, 2**16, ENGINE, "The most streams that run at a time; default: chosen for the backend."
     )
     itl_target_ms: float | None = number(
         None,
         0.0,
         None,
         ENGINE,
-        "Beside running streams a step reads no more of other prompts than keeps it about this short. Smaller: "
-        "smoother streams. Larger: faster prompts. Default: 35 on cuda; elsewhere the step's token budget decides.",
+        "The gap between tokens to aim for. While streams run, a step reads only as much of other prompts as keeps "
+        "it about this short. Smaller: smoother streams. Larger: faster prompts. Default: 35 on cuda; elsewhere "
+        "--max-tokens-per-step decides.",
         is_above_low=True,
     )
     policy: str = choice(
         "fair",
         POLICIES,
         ENGINE,
-        "Who is read next. fair: API keys share the engine by the seconds that they take, and of a key's requests the "
-        "one that is due first; slack: whatever is due first, whoever sent it; fifo: in order of arrival.",
+        "Which request is served next. fair: API keys share the engine by the seconds that they use, and of one "
+        "key's requests the one that is due first; slack: the request that is due first, of any key; fifo: in order "
+        "of arrival.",
         metavar="fifo|slack|fair",
     )
     service_levels: str | None = text(
         None,
         ENGINE,
-        "A TOML file with what classes of requests are promised: a table [levels.NAME] each, with ttft_ms, itl_ms, "
-        "weight and when_late (queue or refuse). Default: one class, which promises what this hardware gives unless "
-        "overloaded.",
+        "A TOML file that says what each class of requests is promised: a table [levels.NAME] for each class, with "
+        "ttft_ms, itl_ms, weight and when_late (queue or refuse). Default: one class, which promises what this "
+        "hardware reaches when it is not overloaded.",
         must_be="the path of a TOML file",
         metavar="FILE",
     )
@@ -90,9 +93,17 @@ class EngineConfig:
         1,
         64,
         ENGINE,
-        "Ranks that hold one copy of the model together, a process each, with a part of every matrix and of the KV: on "
-        "cpu for machines with several sockets, on reference to try it. Not on cuda yet.",
+        "Ranks that hold one copy of the model together. Each is a process with a part of every matrix and of the "
+        "KV: on cpu for machines with several sockets, on reference to try it, on cuda with a GPU each.",
         metavar="N",
+    )
+    rank_transport: Literal["nccl", "gloo"] | None = choice(
+        None,
+        ("nccl", "gloo"),
+        ENGINE,
+        "How ranks on GPUs exchange their sums: nccl, from GPU to GPU; or gloo, through the host, which is slow but "
+        "lets ranks share a GPU. Default: nccl, and an error if there is no GPU for each rank.",
+        metavar="nccl|gloo",
     )
     run_ahead: bool = switch(
         True, ENGINE, "Schedule one step ahead of the results, so that neither host nor device waits for the other."
@@ -103,10 +114,10 @@ class EngineConfig:
     speculate: str = text(
         "auto",
         ENGINE,
-        "Who guesses tokens ahead, which the model then verifies, several a step: auto (look them up in the prompt and "
-        "the answer), off, a method by name, draft:MODEL (a smaller model with the same tokenizer), eagle3:FOLDER (a "
-        "head trained for this model), or mtp (a layer of the model's own files that guesses). Answers are the same, "
-        "and drafts are only computed where they pay.",
+        "What guesses tokens ahead, so that the model can verify several in a step: auto (look them up in the prompt "
+        "and the answer), off, a method by name, draft:MODEL (a smaller model with the same tokenizer), "
+        "eagle3:FOLDER (a head trained for this model), or mtp (a layer of the model's own files that guesses). "
+        "Answers are the same, and drafts are only computed where they pay.",
         must_be="a method's name, auto or off",
     )
     kv: KVConfig = field(default_factory=KVConfig)
@@ -114,10 +125,9 @@ class EngineConfig:
         None,
         QUANTISE_CHOICES,
         FORMATS,
-        "What float weights are brought to on load: q8_0, q4_1, int4 or fp8, or none; "
-        "default: as suits the backend, on cpu q8_0, on cuda none, or fewer bits if memory is short. Weights stored "
-        "quantised stay as they are; on cuda before Hopper they are brought to bf16 unless none is asked for or memory "
-        "is short.",
+        "Quantise float weights on load: to q8_0, q4_1, int4 or fp8, or none. Default: chosen for the backend; on "
+        "cpu q8_0, on cuda none, or fewer bits if memory is short. Weights that are stored quantised stay as they "
+        "are. Exception: on GPUs before Hopper they are brought to bf16, unless none is asked for or memory is short.",
         metavar="KIND",
     )
     memory_gb: float | None = number(
@@ -125,15 +135,15 @@ class EngineConfig:
         0.0,
         None,
         FORMATS,
-        "Weights, KV and all else may take this many GB of the memory that they live in; default: all that is free.",
+        "Weights, KV and all else together may take this many GB of the device's memory; default: all that is free.",
         is_above_low=True,
     )
     dtype: str = choice(
         "auto",
         DTYPE_CHOICES,
         FORMATS,
-        "What is computed in: bf16 or f16 on cuda, f32 on reference; fp8 on cuda: prompts by weights in few bits; "
-        "auto: on cuda as the weights are stored, bf16 if neither.",
+        "The arithmetic: bf16 or f16 on cuda, f32 on reference; fp8 on cuda: prompts are multiplied in fp8 if the "
+        "weights are in few bits; auto: on cuda as the weights are stored, or bf16 if they are stored in neither.",
         metavar="KIND",
     )
     load: str = choice(
@@ -147,9 +157,9 @@ class EngineConfig:
         "auto",
         ("auto", "packed", "plain"),
         FORMATS,
-        "What steps of few tokens, as decode has them, read on cuda. packed: a second copy in 12 bits, a quarter "
-        "less to read (some of the smallest weights are off, by at most 2^-22 of their row's largest); plain: the "
-        "weights themselves, which leaves more memory for KV; auto: packed, if enough is left.",
+        "Which weights steps of few tokens, like those of decode, read on cuda. packed: a second copy in 12 bits, a "
+        "quarter less to read (some of the smallest weights are off, by at most 2^-22 of their row's largest); "
+        "plain: the weights themselves, which leaves more memory for KV; auto: packed, if enough memory is left.",
         metavar="FORM",
     )
 
@@ -177,6 +187,7 @@ class EngineOptions(TypedDict, total=False):
     policy: str
     service_levels: str | None
     tensor_parallel: int
+    rank_transport: Literal["nccl", "gloo"] | None
     run_ahead: bool
     check_steps: bool
     speculate: str
@@ -186,20 +197,6 @@ class EngineOptions(TypedDict, total=False):
     dtype: str
     load: str
     decode_weights: Literal["auto", "packed", "plain"]
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroupNeed:
-    """What one KV group of a model asks for: its layers, its window, its bytes a token on the chosen backend (of a
-    state, its bytes a sequence)."""
-
-    layers: tuple[int, ...]
-    window: int | None
-    bytes_per_token: int
-    content: KVContent = "keys and values"
-    values: int | None = None
-    model: int = 0
-    """As `KVGroup` has them."""
 
 
 @dataclass(frozen=True, slots=True)

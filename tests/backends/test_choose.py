@@ -91,6 +91,9 @@ def test_ranks_are_never_given_a_slower_backend_in_silence(tmp_path: Path, monke
     with pytest.raises(BackendError, match=f"^{sentence} ranks; --backend names another$"):
         backends.choose("auto", checkpoint, ranks=4)  # the reference would
     assert backends.choose("reference", checkpoint, ranks=4)[0].name == "reference"
+    with pytest.raises(BackendError, match="its ranks meet in shared memory, and --rank-transport is for"):
+        backends.choose("cpu", checkpoint, ranks=2, transport="gloo")
     monkeypatch.setattr("twostroke.backends.cuda.FACTORY.supports", lambda checkpoint: None)
-    with pytest.raises(BackendError, match=r"^the cuda backend .* with --tensor-parallel 2: it does not share"):
+    monkeypatch.setattr("twostroke.backends.cuda.FACTORY.num_cards", lambda: 1)
+    with pytest.raises(BackendError, match=r"^the cuda backend .* with --tensor-parallel 2: 2 ranks need a card each"):
         backends.choose("auto", checkpoint, ranks=2)

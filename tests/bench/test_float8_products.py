@@ -99,6 +99,19 @@ def test_what_is_hardly_faster_makes_no_line() -> None:
     assert forms_of(results[1:2]) == {}
 
 
+def test_a_line_takes_no_rows_from_a_kernel_that_was_not_tried_beside_it() -> None:
+    """Experts in units take up to 256 rows each: what was measured beyond says nothing of those."""
+    held = HeldProduct(Product("join", 64, 64, experts=8), FP8_UNITS)
+    units, floats = (Trial(FP8_UNITS.name, name, ()) for name in ("fp8_units_experts", "fp8_units_unpacked_experts"))
+    tried = ((512, units, 5.0), (512, floats, 9.0), (1024, units, 8.0), (1024, floats, 10.0), (4096, floats, 30.0))
+    results = [Found(held, rows, trial, us, 1.0, 0.0, is_right=True) for rows, trial, us in tried]
+    lines = forms_of(results)[held.product][FP8_UNITS.name]
+    assert [(one.first, one.last, one.kernel) for one in lines] == [
+        (512, 1024, "fp8_units_experts"),
+        (8 * 256 + 1, NO_END, "fp8_units_unpacked_experts"),
+    ]
+
+
 def test_a_way_that_fails_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from tests.bench.test_tables import numbers, tables, text_of
 
 PAGE = text_of("docs/speculation.md")
 EAGLE3, DRAFTS, CPU = (text_of(f"bench/results/{name}.txt") for name in ("cuda-eagle3", "cuda-drafts", "speculation"))
+TRAINED = text_of("bench/results/train-drafter-smollm2.txt")
 SINGLE = "one stream, ms a token"
 VLLM_TIMES = 1.25
 H200, CORES = (table for table in tables(PAGE) if all("wanted" in row for row in table.values()))
@@ -77,7 +78,7 @@ def test_what_verifying_takes() -> None:
 
 
 def test_head_and_verifying_together() -> None:
-    own = H200["head and verifying together, on nobody's rows, times a plain step"]
+    own = H200["head and verifying together, on empty rows, times a plain step"]
     ratios = {streams: nobodys(streams)[3] for streams in (1, 2, 4, 8, 16, 32)}
     assert numbers(own["reached"]) == [min(ratios.values()), max(ratios.values())]
     [wanted] = numbers(own["wanted"])
@@ -94,6 +95,30 @@ def test_on_two_cores(row: str, workload: str) -> None:
     assert numbers(own["reached"]) == [float(median)]
     if "slowest" in own["where it falls short, and why"]:
         assert numbers(own["where it falls short, and why"])[-1] == float(least)
+
+
+def test_a_trained_head() -> None:
+    """Beside lookup, in the page's table and among its goals."""
+    [table] = [table for table in tables(PAGE) if "`eagle3`" in table]
+    reported = re.findall(r"^(\w+) +([\d.]+) +\d+ +\d+ +(\d+)% +(\d+)% +(\d+)%$", TRAINED, re.MULTILINE)
+    assert [name.strip("`") for name in table] == [name for name, *_ in reported] == ["eagle3", "suffix", "ngram"]
+    for name, length, *shares in reported:
+        row = table[f"`{name}`"]
+        assert numbers(row["tokens a step"]) == [float(length)]
+        assert [numbers(cell)[0] for cell in list(row.values())[1:]] == [float(share) for share in shares]
+    [(num_answers, num_tokens, held_out)] = re.findall(
+        r"([\d,]+) answers of ([\d,]+) tokens.*, (\d+) held out", TRAINED
+    )
+    [steps] = re.findall(r"step (\d+): [^\n]*\n\ndrafter", TRAINED)
+    text = " ".join(PAGE.split())
+    assert (
+        f"{int(num_answers):,} answers of {num_tokens} tokens to learn from" in text
+        and f"which was {steps} steps" in text
+    )
+    assert f"On {held_out} answers that were held out" in text
+    own = CORES["a head's tokens a step on held-out prompts, beside lookup's"]
+    assert numbers(own["reached"]) == [float(reported[0][1])]
+    assert re.findall(r"\d\.\d\d", own["where it falls short, and why"]) == [length for _, length, *_ in reported[1:]]
 
 
 def test_both_tables_of_the_page_agree() -> None:

@@ -172,7 +172,7 @@ def test_weights_stored_in_f16_are_computed_in_and_have_no_copies(tmp_path: Path
             {"formats": Formats.of("int8")},
             "the copies are of bf16 weights, and these are planned in int8",
         ),
-        ("Llama-3.1-8B", "h200", {"tensor_parallel": 2}, "this engine runs a model on one device"),
+        ("Llama-3.1-8B", "h200", {"tensor_parallel": 2}, "the copies are of models on one device"),
     ],
 )
 def test_copies_that_were_asked_for_and_cannot_be_had(

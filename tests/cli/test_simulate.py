@@ -103,7 +103,7 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
     alone = typed("simulate", "Llama-3.1-70B", "--on", "l4")
     assert alone.returncode == 2 and "do not fit on L4" in alone.stderr
     assert "71B parameters are larger than any measured" in found["step_seconds"]
-    assert found["note"] == "this engine runs a model on one device: 2 are planned, not run"
+    assert found["note"] == "ranks on several devices are written and were not run: 2 are planned, not run"
     assert found["load"]["bound"] in ("prefill", "decode", "balanced") and found["load"]["advice"]
     here = typed("simulate", "llama-3.3-70b")
     assert here.returncode == 2 and "--on DEVICE (h200, ...) simulates it" in here.stderr

@@ -20,6 +20,8 @@ OPTIONS = (*PLAIN_OPTIONS, "--check-steps")
 FLEET_OPTIONS = ("--kv-host-gb", "0.3", "--drain", "2", "--hand-over", "all")
 """Short prompts are handed over, too: here it is looked at how."""
 WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
+NOBODY = "127.0.0.1:2"
+"""Where nobody writes."""
 ASKS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -42,17 +44,23 @@ def servers(
         yield tuple(started)
 
 
-def read(reader: RunningServer, path: str, body: dict[str, Any]) -> Any:
+def read(reader: RunningServer, path: str, body: dict[str, Any], writer: str = "") -> Any:
     """The first leg: what goes to the second."""
-    return first_leg(reader, path, body).get("kv_transfer_params")
+    return first_leg(reader, path, body, writer).get("kv_transfer_params")
 
 
-def first_leg(reader: RunningServer, path: str, body: dict[str, Any]) -> Any:
-    """As routers send it: the whole request, unstreamed, one token, in the words of OpenAI whatever the route."""
+def named_by_vllm_router(writer: str) -> dict[str, str]:
+    """A header that has the address of whoever will write."""
+    return {"x-request-id": f"___prefill_addr_127.0.0.1:1___decode_addr_{writer}_0123456789abcdef"}
+
+
+def first_leg(reader: RunningServer, path: str, body: dict[str, Any], writer: str = "") -> Any:
+    """As routers send it: the whole request, unstreamed, one token, in the words of OpenAI whatever the route.
+    `writer`: as vllm-router names it; empty: as smg, which names none."""
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     asked = {**body, limit: 1, "stream": False, "kv_transfer_params": ASKS}
     asked.pop("stream_options", None)
-    answer = reader.post(path, asked)
+    answer = reader.post(path, asked, headers=named_by_vllm_router(writer) if writer else None)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -140,6 +141,23 @@ class Peer:
 
     def release(self, peer: str, lease: str) -> None:
         self.transport.release(Contact.read(peer), lease)
+
+    def listen(self, peer: str, names: list[str]) -> None:
+        self.transport.listen(Contact.read(peer), names)
+
+    def who_listens(self, name: str) -> str | None:
+        return self.transport.who_listens(name)
+
+    def tell(self, name: str, words: list[str]) -> None:
+        for word in words:
+            self.transport.tell(name, word)
+
+    def heard(self, count: int, limit_s: float) -> list[list[str]]:
+        """So many words, each with the engine that said it; sooner where the bell does not ring for so long."""
+        found: list[list[str]] = []
+        while len(found) < count and select.select([self.transport.bell], [], [], limit_s)[0]:
+            found += [[peer.engine_id, word] for peer, word in self.transport.heard()]
+        return found
 
     def processor_s(self) -> float:
         return time.process_time()

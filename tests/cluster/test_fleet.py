@@ -12,7 +12,19 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fleets import ASKS, TEXTS, WORDS, body_of, drawn_request, first_leg, read, servers, told, write
+from tests.cluster.fleets import (
+    ASKS,
+    NOBODY,
+    TEXTS,
+    WORDS,
+    body_of,
+    drawn_request,
+    first_leg,
+    read,
+    servers,
+    told,
+    write,
+)
 from tests.server.running import RunningServer
 
 Fleet = tuple[RunningServer, RunningServer, RunningServer]
@@ -48,7 +60,8 @@ def test_clients_are_told_what_one_server_alone_tells_them(fleet: Fleet) -> None
 def test_an_answer_says_who_read_its_prompt_and_what_came_over(fleet: Fleet) -> None:
     reader, writer, _ = fleet
     body = prompt_of(1)
-    answer = write(writer, "/v1/completions", body, read(reader, "/v1/completions", body)).json()
+    params = read(reader, "/v1/completions", body, NOBODY)  # so that all of it comes after reading
+    answer = write(writer, "/v1/completions", body, params).json()
     handoff, prefill = answer["timing"]["handoff"], answer["timing"]["prefill"]
     assert handoff["tokens"] == prefill["cached_tokens"] == prefill["cached_by_tier"]["peer"] > 100
     assert handoff["bytes"] > 1e6 and 0 < handoff["seconds"] < 60 and handoff["why_not"] is None

@@ -50,9 +50,8 @@ def test_a_writer_that_stood_still_for_longer_than_its_lease_reads_the_prompt(
     alone: RunningServer, tmp_path: Path
 ) -> None:
     """The reader's blocks are free when the lease is over, whoever stands still; no token is lost for it. What nobody
-    came with in time is refused."""
+    came with in time is refused. They have not met before, so nothing is sent while a prompt is read."""
     with servers(tmp_path, "prefill", "decode", options=("--engine-timeout", "inf")) as (reader, writer):
-        serves_still(reader, writer, alone, 20)
         body = prompt_of(21)
         params, late = read(reader, PATH, body), read(reader, PATH, prompt_of(23))
         engine, began_s = writer.engine_pid(), time.monotonic()

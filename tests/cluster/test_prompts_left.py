@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fleets import ASKS, first_leg, read, servers, told, write
+from tests.cluster.fleets import NOBODY, first_leg, read, servers, told, write
 from tests.cluster.test_fleet import prompt_of
 from tests.server.running import RunningServer
 from twostroke.scheduling.newcomers import SOONER_THERE, TOO_SHORT
@@ -63,11 +63,9 @@ def test_what_the_named_writer_was_sent_counts_as_there(fleet: tuple[RunningServ
     worker has it no more than the other one."""
     reads, writes, alone = fleet
     body = prompt_of(81, 300)
-    name = {"x-request-id": "___prefill_addr_127.0.0.1:1___decode_addr_127.0.0.1:2_0123456789abcdef"}
     legs = []
     for prompt in (body["prompt"], body["prompt"] + " So"):
-        leg = {**body, "prompt": prompt, "max_tokens": 1, "kv_transfer_params": ASKS}
-        params = reads.post(PATH, leg, headers=name).json()["kv_transfer_params"]
+        params = read(reads, PATH, {**body, "prompt": prompt}, NOBODY)
         answer = write(writes, PATH, {**body, "prompt": prompt}, params)
         assert told(answer) == told(alone.post(PATH, {**body, "prompt": prompt}))
         legs.append(answer.json()["timing"]["handoff"]["why_not"])

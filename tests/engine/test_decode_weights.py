@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from twostroke.backends import cpu
-from twostroke.config import EngineConfig, KVConfig, KVGroupNeed, ResolvedConfig, resolve
+from twostroke.config import EngineConfig, KVConfig, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.formats import PACKED
+from twostroke.core.kv_layout import KVGroupNeed
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.engine.build import prepare

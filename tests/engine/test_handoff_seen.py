@@ -24,6 +24,7 @@ from twostroke.kv.handing import NOT_KEPT
 from twostroke.kv.tiers import peers
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.tensor import WeightKind
+from twostroke.scheduling.forecast import exactly
 
 assert checkpoints and everything_pays  # fixtures of theirs are ours, too
 HELD_S = 1.5
@@ -111,7 +112,7 @@ def test_what_is_read_already_is_not_refused_for_the_time_that_reading_takes(pai
     """As if this engine read a token in a tenth of a second: alone it refuses the prompt, handed over it does not."""
     _, writer = (one.engine for one in pair)
     forecast = writer.scheduler._forecast
-    forecast.step_seconds, forecast._is_trusted = lambda work: 0.1 * work.num_tokens, lambda: True
+    forecast.step_seconds, forecast._step_error = lambda work: 0.1 * work.num_tokens, exactly
     with pytest.raises(PromiseError, match="reading this prompt alone takes"):
         writer.add(replace(request_of("alone", 100, seed=91), service_level="strict"))
     timing = handed(pair, "read", 0.0, 3, "strict")

@@ -20,7 +20,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.fleet import FleetSettings
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.tensor import WeightKind
-from twostroke.scheduling.forecast import nominal_seconds
+from twostroke.scheduling.forecast import exactly, nominal_seconds
 from twostroke.scheduling.newcomers import SOONER_THERE, TOO_SHORT
 
 assert checkpoints and everything_pays  # fixtures of theirs are ours, too
@@ -79,7 +79,7 @@ def made_engines(checkpoints: dict[tuple[str, WeightKind], Checkpoint], levels: 
         fleet = FleetSettings(KEY, "sockets", engine_id=name, leaves_prompts=name == "reads")
         engine = assemble(checkpoint, None, config, fleet).engine
         scheduler = engine.scheduler
-        scheduler._forecast.step_seconds, scheduler._forecast._is_trusted = seconds, lambda: True
+        scheduler._forecast.step_seconds, scheduler._forecast._step_error = seconds, exactly
         if scheduler._staying is not None:
             scheduler._staying._step_seconds = seconds
             engine._clock = CLOCK

@@ -241,6 +241,8 @@ def test_memory_is_what_all_ranks_take(tmp_path: Path) -> None:
             "parallel 5: 4 heads cannot be shared by 5 ranks: a KV head has 2 queries for 3 ranks",
         ),
         ({"backend": "cuda"}, "not cuda: "),
+        ({"rank_transport": "gloo"}, "its ranks meet in shared memory, and --rank-transport is for ranks on cards"),
+        ({"rank_transport": "gloo", "tensor_parallel": 1}, "--rank-transport is for several ranks: it goes with"),
     ],
 )
 def test_what_does_not_go_with_ranks_is_refused_before_anything_is_loaded(

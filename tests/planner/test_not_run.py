@@ -48,7 +48,14 @@ RUN = Deployment("Llama-3.1-8B", LLAMA, find_device("h200"))
         ({"dimensions": MIXTURE, "own_shape": RUN.shape}, None),
         ({"formats": Formats.of("bf16", "fp8")}, None),
         ({"formats": Formats.of("bf16", "f32")}, "keeps KV in 16 or 8 bits: f32 is planned, not run"),
-        ({"tensor_parallel": 2}, "this engine runs a model on one device: 2 are planned, not run"),
+        (
+            {"tensor_parallel": 2},
+            "ranks on several devices are written and were not run: 2 are planned, not run",
+        ),
+        (
+            {"pipeline_parallel": 2},
+            "this engine has no stages and no groups of experts: 2 are planned, not run",
+        ),
         ({"device": find_device("b200")}, "this engine has not been run on B200 yet"),
         ({"device": find_device("mi325x"), "formats": Formats.of("mxfp4")}, "this engine does not run on MI325X"),
         ({"device": find_device("m4 max")}, "this engine does not run on Apple M4 Max"),

@@ -120,9 +120,11 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def test_calls_of_its_own_accord(scripted: OpenAI) -> None:
-    """No grammar holds the model, and what is looked up in the conversation is a call in other letters."""
+    """No grammar holds the model, and what is looked up in the conversation is a call in other letters. Whether drafts
+    pay goes by the seconds that steps take: on a busy machine nobody may draft for a while."""
     fields: dict[str, Any] = {"model": "scripted", "tools": TOOLS, "max_tokens": 60, "temperature": 0}
-    assert sum(check(scripted, {**fields, **own}) for own in OWN.values()) > 0, "drafts held"
+    rounds = (sum(check(scripted, {**fields, **own}) for own in OWN.values()) for _ in range(10))
+    assert any(held > 0 for held in rounds), "drafts held"
 
 
 def test_responses_with_calls(client: OpenAI) -> None:

@@ -4,11 +4,9 @@ explained, and turned into advice on how many replicas the load asks for."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import select
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,11 +53,6 @@ alice = "strict"
 ALICE, BOB, ROOT_KEY = ({"Authorization": f"Bearer {key}"} for key in ("alice-key", "bob-key", "root-key"))
 QUESTION = [{"role": "user", "content": "Say hello."}]
 SHORT = {"temperature": 0, "max_tokens": 2}
-TRUSTING = """
-import twostroke.cost.trust
-twostroke.cost.trust.TRUSTED_AFTER, twostroke.cost.trust.TRUSTED_ERROR = 1, float("inf")
-"""
-"""Read by each of the server's processes when it starts: what steps cost is trusted, however busy this machine is."""
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 16
 
 
@@ -71,9 +64,7 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     options = ("--service-levels", str(folder / "levels.toml"), "--api-key-file", str(folder / "keys"))
     levels = (folder / "levels.toml").read_text().replace('"*" = "default"', 'root = "all"\n"*" = "default"')
     (folder / "levels.toml").write_text(levels + "\n[levels.all]\nttft_ms = 0.0005\nitl_ms = 0.0005\nweight = 9.0\n")
-    (folder / "sitecustomize.py").write_text(TRUSTING)
-    path = os.pathsep.join([str(folder), *sys.path])
-    environment = {"TWOSTROKE_API_KEYS": "root root-key", "PYTHONPATH": path}
+    environment = {"TWOSTROKE_API_KEYS": "root root-key"}
     with running_server(folder / "log", *MODEL_OPTIONS, *options, "--max-running", "4", **environment) as running:
         # Before anything was measured, nobody is refused.
         first = {"prompt": LONG_PROMPT, "max_tokens": 8, "service_level": "never"}
@@ -152,7 +143,7 @@ def test_an_explanation_says_what_was_promised_and_who_took_the_time(server: Run
     timing = server.post("/v1/completions", body, headers=ROOT_KEY).json()["timing"]
     assert re.match(
         r"the class hopeless promises a first token in 1 µs, and it came in [\d.]+ m?s: [\d.]+ m?s went into "
-        r"(reading its own [\d,]+ tokens|other programs on the cores).*; and gaps of at most 1 µs, and 1 of 1 were",
+        r"(reading its own [\d,]+ tokens?|other programs on the cores).*; and gaps of at most 1 µs, and 1 of 1 were",
         timing["promise"],
     ), timing["promise"]
     kept = server.get("/v1/twostroke/requests/last", headers=ROOT_KEY).json()

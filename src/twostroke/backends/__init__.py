@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from twostroke.backends.interface import NO_RANKS, BackendFactory, RankedFactory
+from twostroke.backends.interface import NO_RANKS, BackendFactory, CardTransport, RankedFactory
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, FormatWish
 from twostroke.models.checkpoint import Checkpoint
@@ -19,7 +19,7 @@ BACKENDS: dict[str, str] = {
 
 
 SHARDED = "twostroke.backends.sharded"
-"""The module that makes one backend of several ranks of another."""
+"""The module whose `shared_by` makes one backend of several ranks of another."""
 
 
 def load_factory(name: str) -> BackendFactory:
@@ -34,20 +34,24 @@ def why_no_ranks(name: str) -> str | None:
     return None if isinstance(load_factory(name), RankedFactory) else NO_RANKS
 
 
-def _shared(name: str, ranks: int) -> BackendFactory:
-    factory: BackendFactory = import_module(SHARDED).ShardedFactory(load_factory(name), ranks)
+def _shared(name: str, ranks: int, transport: CardTransport | None) -> BackendFactory:
+    factory: BackendFactory = import_module(SHARDED).shared_by(load_factory(name), ranks, transport)
     return factory
 
 
 def choose(
-    name: str, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS, ranks: int = 1
+    name: str,
+    checkpoint: Checkpoint,
+    wish: FormatWish = ANY_FORMATS,
+    ranks: int = 1,
+    transport: CardTransport | None = None,
 ) -> tuple[BackendFactory, str]:
     """The factory for `name` and the reason for the choice. "auto": the first that supports the model and has the
     formats that were asked for. Whether a backend that was named has them, its own `formats` says. `ranks`: that share
-    the model, each with a part of it."""
+    the model, each with a part of it; `transport`: by what those on cards meet."""
     declined: list[str] = []
     for candidate in BACKENDS if name == "auto" else (name,):
-        factory = load_factory(candidate) if ranks == 1 else _shared(candidate, ranks)
+        factory = load_factory(candidate) if ranks == 1 else _shared(candidate, ranks, transport)
         reason = factory.supports(checkpoint)
         if reason is not None and ranks > 1 and load_factory(candidate).supports(checkpoint) is None:
             raise BackendError(  # whoever asks for ranks wants to be faster: no slower backend is taken for them

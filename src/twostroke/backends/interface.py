@@ -3,10 +3,10 @@ Sequence. It declares what it supports, or declines with a reason. Chooses no wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
@@ -149,10 +149,25 @@ class CompanionBackend(Protocol):
 
 
 @runtime_checkable
+class UndraftedBackend(Protocol):
+    """A backend that verifies no drafts, for a reason of its own."""
+
+    why_no_drafts: str
+
+
+@runtime_checkable
 class UnseenBackend(Protocol):
     """A backend that may have a drafter on the device, whose drafts the host does not see."""
 
     unseen: UnseenDrafts | None
+
+
+CardTransport = Literal["nccl", "gloo"]
+"""By what ranks on cards meet: from card to card, or through the host, by which several may share a card."""
+
+
+class RanksPartedError(Exception):
+    """Ranks on cards did not meet: some rank is gone."""
 
 
 class Join(Protocol):
@@ -160,6 +175,18 @@ class Join(Protocol):
 
     def __call__(self, values: npt.NDArray[np.float32]) -> None:
         """Put the sum over all ranks in their place, the same to the bit on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardPlace:
+    """Of one rank of several that compute on cards: where it meets the others."""
+
+    rank: int
+    widths: tuple[int, ...]
+    """Logits that each rank computes of a row."""
+    transport: CardTransport
+    store: str
+    """A file that all ranks open, by which they find each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +207,8 @@ class BackendSettings:
     join: Join | None = None
     """Given to a backend whose factory is a RankedFactory alone, with a checkpoint that is one rank's part: what it
     calls with the outputs of attention and of the MLP, before they are added to the residual stream."""
+    place: CardPlace | None = None
+    """The same of a backend whose factory is a CardRanksFactory: its sums are made on devices."""
     listener: Listener | None = None
     """Given to a backend whose factory is a CompanionFactory alone, and never beside companions."""
 
@@ -239,7 +268,7 @@ class CompanionFactory(Protocol):
 
 @runtime_checkable
 class RankedFactory(Protocol):
-    """A backend on the host that may be one rank of several, which hold a model together (`backends/sharded`)."""
+    """A backend that may be one rank of several, which hold a model together (`backends/sharded`)."""
 
     rank_unit: int
     """Widths of a rank's matrices are multiples of it."""
@@ -247,6 +276,40 @@ class RankedFactory(Protocol):
 
 NO_RANKS = "it does not share one model between several ranks yet"
 """Why another factory than a RankedFactory declines them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardRoom:
+    """Of one card's memory, what a rank takes of it beside its KV, and what of the rest KV may take."""
+
+    owner: str
+    total_bytes: int
+    free_bytes: int
+    beside_bytes: int
+    kv_share: float
+
+
+@runtime_checkable
+class CardRanksFactory(Protocol):
+    """A RankedFactory whose ranks compute on cards: each launches every Step, and knows its rows."""
+
+    def num_cards(self) -> int:
+        """That this process may use."""
+
+    def card_room(self, part: Checkpoint, formats: Formats, sizes: StepSizes, card: int) -> CardRoom:
+        """Of a rank's part on a card of this process, by its number."""
+
+    def rank_environment(self, card: int) -> Mapping[str, str]:
+        """What a process is told that is to use this card alone, as its first."""
+
+
+@runtime_checkable
+class RankOnCard(Protocol):
+    """A backend that was created with a `CardPlace`. It raises RanksPartedError where a rank that it was to meet is
+    gone, as its factory does."""
+
+    def abandon(self) -> None:
+        """Another rank is gone: steps in flight end soon, and find nothing. From any thread."""
 
 
 @runtime_checkable

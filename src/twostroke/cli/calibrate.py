@@ -33,13 +33,14 @@ LONGEST_S = 3600.0
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for run.")] = "smollm2",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model as `run` takes it.")] = "smollm2",
     seconds: Annotated[float, typer.Option(help="About how long to measure; a slow model sees less in it.")] = 20.0,
     config: EngineConfig = options.OWN,
 ) -> None:
     """Learn in seconds what a step of a model costs on this machine, for better predictions from the first step on.
 
-    Measure while nothing else runs: what is busy now counts as this machine's nature. Online, engines go on learning.
+    Measure while nothing else runs. If other programs are busy now, their load is taken for a part of this machine. A
+    running engine goes on learning.
 
     Example: twostroke calibrate smollm2
     """

@@ -28,7 +28,7 @@ def demo(
     """Watch the two phases happen: start a server on this machine, and open its page.
 
     The page shows every step as it happens: prompts that are read in one go, answers that grow a token at a time,
-    prefixes that are found again, drafts that hold. Chat in it, or press the buttons that bring about the classic
+    prefixes that are found again, drafts that hold. Chat in it, or press the buttons that show the classic
     situations. Nobody else can reach it. Ctrl-C ends it.
     """
     try:

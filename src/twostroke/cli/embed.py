@@ -41,8 +41,8 @@ def embed(
 ) -> None:
     """Turn texts into vectors: texts that mean the same have vectors that point the same way.
 
-    One line of JSON a text, an object with the text and its vector. With --query: a line a text, the best first, an
-    object with its score, its place and the text. A vector is all prefill: a text is read, and nothing is written.
+    Each text gives one line of JSON, with the text and its vector. With --query each line has a text's score, its place
+    and the text, the best first. A vector needs only prefill: a text is read, and nothing is written.
 
     Models: Qwen3-Embedding, EmbeddingGemma, and BERT- and XLM-RoBERTa-style encoders (BGE, E5, MiniLM), as folders that
     sentence-transformers saved; with --query also rerankers (bge-reranker), which read question and text together.

@@ -32,9 +32,9 @@ def explain(
 ) -> None:
     """Explain one finished request of a running server: slow to start or slow to stream, why, and what would help.
 
-    At a router's address all workers of its fleet are asked, and the one that wrote the answer explains it: its
-    timeline has both machines where two pools are. A server remembers its latest few hundred requests, for the API key
-    that sent them and no other.
+    At a router's address all workers of the fleet are asked, and the one that wrote the answer explains it. With two
+    pools its timeline has both machines. A server remembers its latest few hundred requests. Only the API key that sent
+    a request can ask for it.
     """
     path = f"/v1/twostroke/requests/{quote(request_id, safe='')}"
     answer = _chosen(fleet_client.ask(url, path, api_key), request_id, url)

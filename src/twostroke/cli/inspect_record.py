@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 from twostroke import machine
-from twostroke.config import EngineConfig, KVGroupNeed
+from twostroke.config import EngineConfig
 from twostroke.core.errors import TwostrokeError
+from twostroke.core.kv_layout import KVGroupNeed
 from twostroke.cost.dimensions import heads_of
 from twostroke.engine.build import choose, prepare
 from twostroke.models.checkpoint import Checkpoint

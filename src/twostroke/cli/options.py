@@ -27,7 +27,7 @@ System = Annotated[str | None, typer.Option(help="A system message for the chat 
 ServiceLevel = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="The class of --service-levels whose promise it is held to; default: the default one."
+        metavar="NAME", help="The class of --service-levels whose promise the request gets; default: the class default."
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was chosen, and why.")]

@@ -96,14 +96,14 @@ def plan(
     A step of many users reads the weights once for all of them: cheaper for each token, slower for each user.
 
     \b
-    Each number comes twice. The floor is what the data sheet allows at best and nobody reaches; "expected" is
-    what shares of it were really reached, and the last lines say where that was measured and how far
-    predictions made with it were off.
+    Each number comes twice. The floor is the best that the data sheet allows, and no engine reaches it.
+    "expected" uses the shares of it that were really reached. The last lines say where these were measured,
+    and how far predictions made with them were off.
 
     \b
     --search shows what each user would feel at the load that you give, and what a token costs at it. With --rate
-    the cheapest is simulated too, and has to meet the level for nine requests of ten. Where nothing meets the
-    level it exits with 1, and shows the three that come nearest.
+    the cheapest is simulated too, and has to meet the level for nine requests of ten. If nothing meets the
+    level, it exits with 1 and shows the three that come nearest.
 
     \b
     twostroke plan Llama-3.1-70B --on h200 --tensor-parallel 2 --input 2000 --output 500 --users 64

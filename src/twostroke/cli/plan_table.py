@@ -188,7 +188,7 @@ def _why_rows(result: Estimate) -> list[Row]:
 
     parts = [phase("prefill", result.prefill), phase("decode alone", result.decode_alone)]
     if result.decode_in_company is not None:
-        parts.append(phase("decode in company", result.decode_in_company))
+        parts.append(phase("decode of all users", result.decode_in_company))
     rows.append(("roofline", f"ridge {result.ridge:,.0f} FLOP/byte; {', '.join(parts)}"))
     return rows
 

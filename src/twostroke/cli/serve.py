@@ -32,8 +32,8 @@ SETTINGS = ServerSettings("MODEL")
 Names = Annotated[
     list[str] | None,
     typer.Option(
-        help="What requests call the model; default: MODEL as given. May be given several times: answers say the "
-        "first, the others are taken too, and a * in them stands for any text ('claude-*')."
+        help="What requests call the model; default: MODEL as given. May be given several times: answers use "
+        "the first, requests may use any, and a * in the others stands for any text ('claude-*')."
     ),
 ]
 KeyFile = Annotated[
@@ -72,20 +72,21 @@ def serve(
     """Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models;
     with Anthropic's, /v1/messages, and with Ollama's, /api/chat and its like, for coding agents and editors.
 
-    Point any OpenAI client at http://127.0.0.1:8000/v1. Streams, logprobs, n, stop, seeds and penalties work as there;
-    every answer also carries `timing`: how long it queued, read your prompt (prefill) and wrote (decode), each beside
-    the least that this machine could have taken. /metrics has the same for Prometheus, /health says if it lives.
+    Point any OpenAI client at http://127.0.0.1:8000/v1. Streams, logprobs, n, stop, seeds and penalties work as with
+    OpenAI. Every answer also carries `timing`: how long it queued, read your prompt (prefill) and wrote (decode), each
+    beside the least time that this machine could have taken. /metrics has the same for Prometheus. /health says whether
+    the engine is alive.
 
-    Answers can be held to a JSON schema (response_format) or to calls of your functions (tools, tool_choice), and a
-    stream can tell how far a long prompt is read. Bodies to try with the curl line that a start prints:
+    Answers can be made to follow a JSON schema (response_format) or to call your functions (tools, tool_choice). A
+    stream can tell how far a long prompt is read. Bodies to try with the curl line that the server prints at its start:
 
     \b
     '{"messages": [{"role": "user", "content": "A cat, as JSON."}], "response_format": {"type": "json_object"}}'
     '{"messages": [...], "stream": true, "stream_options": {"include_progress": true}}'
 
-    It listens on this machine only, unless --host says otherwise; give API keys before you open it to others.
-    Ctrl-C lets answers in flight finish, then stops. The engine has a process of its own, and is started again
-    should it die or hang.
+    It listens on this machine only, unless --host says otherwise. Set API keys before you open it to others. Ctrl-C
+    lets answers in flight finish, then stops. The engine has a process of its own, and is started again if it dies or
+    hangs.
     """
     try:
         from twostroke.server.messages import EngineSettings

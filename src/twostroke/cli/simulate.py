@@ -37,8 +37,10 @@ Model = Annotated[
 TraceFile = Annotated[
     Path | None,
     typer.Option(
-        help="A file instead: a JSON object a line with arrival_s, prompt_tokens, output_tokens and, where prompts "
-        "begin alike, prefix (a name) and prefix_tokens; who sent it, tenant, and its class, service_level."
+        help=(
+            "A file instead: a JSON object a line with arrival_s, prompt_tokens, output_tokens and, where prompts "
+            "begin alike, prefix (a name) and prefix_tokens; tenant names who sent it, service_level its class."
+        )
     ),
 ]
 ONE_REPLICA, SOME_TRACE, NO_DRAFTS = ReplicasWish(), TraceWish(), SpeculationWish()

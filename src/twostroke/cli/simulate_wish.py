@@ -84,10 +84,15 @@ class ReplicasWish:
         "do.",
     )
     slo_ttft_ms: float | None = number(
-        None, 0.0, None, REPLICAS, "A request is good if its first token comes by then,", is_above_low=True
+        None,
+        0.0,
+        None,
+        REPLICAS,
+        "A request counts as good if its first token comes within this time",
+        is_above_low=True,
     )
     slo_tpot_ms: float | None = number(
-        None, 0.0, None, REPLICAS, "and each further one takes no longer on average.", is_above_low=True
+        None, 0.0, None, REPLICAS, "and its further tokens take no longer than this on average.", is_above_low=True
     )
 
     def objective(self) -> Objective:

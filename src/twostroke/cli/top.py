@@ -25,8 +25,8 @@ def top(
 ) -> None:
     """Watch a running server: prefill and decode rates, the queue, KV, and the verdict on each finished request.
 
-    At a router's address the workers of its fleet are shown, a line each, and the latest requests of all.
-    Ctrl-C leaves. Requests are those of the API key given; the rest is the whole server's.
+    At a router's address it shows the workers of the fleet, a line for each, and the latest requests of all. The
+    requests shown are those of the given API key. All other figures are the whole server's. Ctrl-C leaves.
     """
     before, before_s = _look(url, api_key), time.monotonic()
     console = Console(highlight=False, markup=False)

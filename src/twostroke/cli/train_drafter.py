@@ -46,7 +46,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def train_drafter(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for run.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model as `run` takes it.")],
     out: Annotated[Path, typer.Option(help="The folder that the drafter is written to.")],
     prompts: Annotated[
         Path | None,
@@ -61,7 +61,8 @@ def train_drafter(
     ] = None,
     most_prompts: Annotated[int | None, typer.Option(help="Take this many of the prompts; default: all.")] = None,
     answer_minutes: Annotated[
-        float | None, typer.Option(help="Time for questions and answers; what is not begun by then is left out.")
+        float | None,
+        typer.Option(help="Time for questions and answers; those that have not begun by then are left out."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps, at most.")] = 1000,
     minutes: Annotated[float | None, typer.Option(help="Time for training; the rest of the steps is left out.")] = None,
@@ -72,10 +73,10 @@ def train_drafter(
     draft_vocab: Annotated[
         int | None, typer.Option(help="Tokens that the head can draft; default: a sixth of the model's.")
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="At its highest.")] = 5e-4,
+    learning_rate: Annotated[float, typer.Option(help="The highest learning rate of the schedule.")] = 5e-4,
     held_out: Annotated[float, typer.Option(help="Share of the answers that the report is made from.")] = 0.1,
     save_every: Annotated[int, typer.Option(help="Steps between two states on disk.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the weights that training begins with, and of its order.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the first weights, and of the order of the answers.")] = 0,
     device: Annotated[str, typer.Option(help="Where to train: auto, cpu or cuda.")] = "auto",
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Train no more: make the report of the head that is in the folder.")
@@ -84,8 +85,8 @@ def train_drafter(
 ) -> None:
     """Train an EAGLE-3 head that drafts for a model, on the model's own answers. On a GPU this takes minutes.
 
-    The same command again goes on where it was stopped. The folder is in EAGLE's published
-    layout, and can be used with --speculate eagle3:FOLDER. A head is there from the first state on.
+    If it was stopped, the same command goes on from there. The folder is in EAGLE's published layout, and can be used
+    with --speculate eagle3:FOLDER. It holds a usable head from the first saved state on.
 
     Example: twostroke train-drafter smollm2 --out smollm2-eagle3
     """

@@ -23,13 +23,16 @@ LONGEST_S = 3600.0
 
 
 def tune(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for run. Only its shape is used.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model as `run` takes it. Only its shape is used.")],
     backend: Annotated[str, options.engine_option("backend")] = "auto",
     load: Annotated[str, options.engine_option("load")] = "file",
     dtype: Annotated[str, options.engine_option("dtype")] = "auto",
     quantise: Annotated[str | None, options.engine_option("quantise")] = None,
     seconds: Annotated[
-        float, typer.Option(help="About how long to measure; what is left then stays as it is.")
+        float,
+        typer.Option(
+            help="About how long to measure. Kernels that were not reached by then keep their present choice."
+        ),
     ] = 240.0,
     write: Annotated[
         Path | None, typer.Option(help="Also write all that is known of this device to a file, as the package has it.")

@@ -43,8 +43,8 @@ class Handoff:
 
 
 SENT_EARLY = False
-"""Whether engines send a prompt's KV chunk by chunk while the rest of it is read; else all of it goes after reading.
-What is simulated does as engines do, unless it is told otherwise."""
+"""Whether a prompt's KV is taken to go chunk by chunk while the rest of it is read; else all of it goes after reading.
+Engines do the first where it is known who will write. What is simulated does the other, unless it is told otherwise."""
 ALL_CACHED = "all of it is cached here"
 """Why the KV of a prompt that another engine read is not taken, and the prompt is not read either."""
 
@@ -52,6 +52,22 @@ ALL_CACHED = "all of it is cached here"
 def unread(why: str, read_s: float = 0.0, queue_s: float = 0.0, way_s: float = 0.0) -> Handoff:
     """Of a prompt that was to be read by another engine, and was not, or in vain."""
     return Handoff("", "", 0, (), "", KVFormat("", "", 0, ()), 0.0, read_s, queue_s, way_s, why)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Blocks of a prompt that another engine is still reading. Whoever will write may take them already, and learns
+    whose they are from the handoff."""
+
+    lease_id: str
+    peer: str
+    """As of the handoff that follows."""
+    number: int
+    """Of this lease, from 0 on."""
+    places: tuple[tuple[int, int], ...]
+    """Groups and the owner's host slots."""
+    model: str
+    formats: KVFormat
 
 
 class HandoffRecord(NamedTuple):
@@ -69,10 +85,13 @@ class HandoffRecord(NamedTuple):
     queue_s: float
     why_not: str | None = None
     """Where nothing arrived: why."""
+    early_bytes: int = 0
+    """Of those, that were here before anybody asked for them."""
 
     @property
     def bytes_per_s(self) -> float:
-        return self.num_bytes / self.took_s if self.took_s > 0.0 else 0.0
+        """Of what came after that."""
+        return (self.num_bytes - self.early_bytes) / self.took_s if self.took_s > 0.0 else 0.0
 
 
 @dataclass(slots=True)
@@ -99,3 +118,11 @@ class HandoffTotals:
     """Prompts of others that were read here all the same: cached already, no room, another model."""
     failed: int = 0
     """The same, because nothing arrived in time."""
+    early_blocks: int = 0
+    """Not a total: of prompts that others are still reading, on their way or here."""
+    early_bytes: int = 0
+    """Of those fetched, that were here before anybody asked for them."""
+    unused_bytes: int = 0
+    """That came early, and that nobody asked for."""
+    unheard: int = 0
+    """Announcements that were refused."""

@@ -40,8 +40,8 @@ class KVConfig:
         "auto",
         KV_KINDS,
         FORMATS,
-        "What K and V are kept in: f16, bf16, int8 (half the memory, a little less exact) or, on a GPU, fp8; auto: the "
-        "fastest of 16 bits.",
+        "What K and V are kept in: f16, bf16, int8 (half the memory, a little less exact) or, on a GPU, fp8; auto: "
+        "the fastest kind of 16 bits.",
         flag="--kv-type",
         metavar="KIND",
     )
@@ -50,8 +50,8 @@ class KVConfig:
         0.0,
         None,
         KV,
-        "Host memory, in GB, for prefixes that the KV cache has no room for: they come back from there faster than "
-        "they are read again. Default: none; 1 on the way to a disk.",
+        "Host memory, in GB, for prefixes that the KV cache has no room for. Loading them back is faster than "
+        "reading the prompt again. Default: none, or 1 with --kv-disk.",
         is_above_low=True,
         flag="--kv-host-gb",
     )
@@ -69,7 +69,7 @@ class KVConfig:
         0.0,
         None,
         KV,
-        "What all files of that folder may take, in GB; default: 20.",
+        "The most that all files of that folder may take, in GB; default: 20.",
         is_above_low=True,
         flag="--kv-disk-gb",
     )

@@ -31,6 +31,20 @@ class KVGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class KVGroupNeed:
+    """What one KV group of a model asks for: its layers, its window, its bytes a token on the chosen backend (of a
+    state, its bytes a sequence)."""
+
+    layers: tuple[int, ...]
+    window: int | None
+    bytes_per_token: int
+    content: KVContent = "keys and values"
+    values: int | None = None
+    model: int = 0
+    """As `KVGroup` has them."""
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayout:
     block_size: int
     """Tokens in a block."""

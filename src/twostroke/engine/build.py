@@ -32,7 +32,7 @@ from twostroke.cost.calibration import (
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
-from twostroke.cost.trust import doubt_of
+from twostroke.cost.trust import error_of
 from twostroke.engine.companions import beside, plan_companion, plan_head, refuse_other_tokens
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.drafting import speculation
@@ -217,7 +217,7 @@ def choose(checkpoint: Checkpoint, config: EngineConfig, here: machine.Machine) 
     """The backend, and the formats that it holds and computes in."""
     refuse_with_ranks(config)
     wish = format_wish(config, checkpoint)
-    factory, reason = backends.choose(config.backend, checkpoint, wish, config.tensor_parallel)
+    factory, reason = backends.choose(config.backend, checkpoint, wish, config.tensor_parallel, config.rank_transport)
     return choose_formats(config, checkpoint, here, factory, reason)
 
 
@@ -301,7 +301,7 @@ def assemble(
         policy=config.policy,
         levels=config.promised(),
         step_seconds=step_cost.seconds,
-        is_trusted=lambda: doubt_of(step_cost) is None,
+        step_error=lambda: error_of(step_cost),
         staying=staying_of(fleet, resolved, step_cost),
     )
     grammars = None

@@ -9,10 +9,10 @@ from math import prod
 from pathlib import Path
 
 from twostroke.backends.interface import BackendFactory, Companion, CompanionFactory, HeadFactory, HeadNeeds
-from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig
+from twostroke.config import EngineConfig, ResolvedConfig
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.formats import Formats
-from twostroke.core.kv_layout import KVContent
+from twostroke.core.kv_layout import KVContent, KVGroupNeed
 from twostroke.core.units import size
 from twostroke.engine.formats import choose_formats
 from twostroke.machine import Machine, MemorySpace

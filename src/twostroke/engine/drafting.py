@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from twostroke.backends.interface import Backend, CompanionBackend, SpeculatingBackend, UnseenBackend
+from twostroke.backends.interface import (
+    Backend,
+    CompanionBackend,
+    SpeculatingBackend,
+    UndraftedBackend,
+    UnseenBackend,
+)
 from twostroke.core.errors import BadRequestError
 from twostroke.core.speculation import AUTO
 from twostroke.cost.step_cost import StepCost
@@ -23,9 +29,12 @@ def speculation(
     if not methods:
         return None, "speculation off: asked for"
     if not isinstance(backend, SpeculatingBackend) or not backend.max_drafts:
+        why = f"the {backend.name} backend verifies no drafts yet"
+        if isinstance(backend, UndraftedBackend):
+            why = backend.why_no_drafts
         if asked != AUTO:
-            raise BadRequestError(f"the {backend.name} backend verifies no drafts yet: leave speculate at {AUTO}")
-        return None, f"speculation off: the {backend.name} backend verifies no drafts yet"
+            raise BadRequestError(f"{why}: leave speculate at {AUTO}")
+        return None, f"speculation off: {why}"
     computing = iter(backend.companion_drafters if isinstance(backend, CompanionBackend) else ())
     unseen = backend.unseen if isinstance(backend, UnseenBackend) else None
     on_device = [] if unseen is None else [unseen.name]

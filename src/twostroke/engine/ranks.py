@@ -16,6 +16,8 @@ def refuse_with_ranks(config: EngineConfig, in_fleet: bool = False) -> None:
     """Raise for what several ranks do not have, before anything is loaded. `in_fleet`: KV goes to other engines, and
     comes from there."""
     if config.tensor_parallel == 1:
+        if config.rank_transport is not None:
+            raise BadRequestError(f"--rank-transport is for several ranks: it goes with {OPTION}")
         return
     if in_fleet:
         raise BadRequestError(f"--role does not go with {OPTION}: ranks do not give their KV out yet")
@@ -31,7 +33,10 @@ def refuse_with_ranks(config: EngineConfig, in_fleet: bool = False) -> None:
 
 def with_ranks(config: EngineConfig) -> str:
     """Of what computes: calibrations of other numbers of ranks are no measure of it."""
-    return "" if config.tensor_parallel == 1 else f", {config.tensor_parallel} ranks"
+    if config.tensor_parallel == 1:
+        return ""
+    transport = "" if config.rank_transport is None else f" by {config.rank_transport}"
+    return f", {config.tensor_parallel} ranks{transport}"
 
 
 def ranks_reasons(config: EngineConfig, checkpoint: Checkpoint, factory: BackendFactory) -> tuple[str, ...]:

@@ -20,8 +20,12 @@ def handoff_sentence(record: HandoffRecord) -> str:
 
 
 def moved(record: HandoffRecord) -> str:
-    """`KV of 1,008 tokens came over in 4.1 ms: 23.2 MB at 5.7 GB/s`."""
-    return (
-        f"KV of {wording.count(record.num_tokens, 'token')} came over in {wording.seconds(record.took_s)}: "
-        f"{record.num_bytes / 1e6:.1f} MB at {record.bytes_per_s / 1e9:.2g} GB/s"
-    )
+    """`KV of 1,008 tokens came over in 4.1 ms: 23.2 MB at 5.7 GB/s`; of what came early, only the rest has a rate."""
+    tokens, whole = wording.count(record.num_tokens, "token"), f"{record.num_bytes / 1e6:.1f} MB"
+    took, rate = wording.seconds(record.took_s), f"{record.bytes_per_s / 1e9:.2g} GB/s"
+    if not record.early_bytes:
+        return f"KV of {tokens} came over in {took}: {whole} at {rate}"
+    if record.early_bytes == record.num_bytes:
+        return f"KV of {tokens} came over early: {whole}, before it was asked for"
+    early = f"{record.early_bytes / 1e6:.1f} of {whole} before it was asked for"
+    return f"KV of {tokens} came over early: {early}, the rest in {took} at {rate}"

@@ -100,10 +100,11 @@ def _add_handoff(line: _Line, timing: SequenceTiming, record: HandoffRecord) -> 
     """What the other engine did, and the way from there, as far as it is known, lie right before what this one did."""
     here_s = line.spans[0].start_s if line.spans else 0.0
     before_s = min(here_s, record.read_s - timing.elsewhere_s)  # with the way goes what receiving it took
-    read_s = max(0.0, record.read_s - record.queue_s)
+    read_s, where = max(0.0, record.read_s - record.queue_s), f"on {record.peer or 'another engine'}"
+    early = f"; {record.early_bytes / 1e6:.1f} MB of KV came over early" if record.early_bytes else ""
     there = [
-        Span("queue there", before_s - record.read_s, record.queue_s, f"on {record.peer or 'another engine'}"),
-        Span("prefill there", before_s - read_s, read_s, f"on {record.peer or 'another engine'}"),
+        Span("queue there", before_s - record.read_s, record.queue_s, where),
+        Span("prefill there", before_s - read_s, read_s, where + early),
         Span("way", before_s, here_s - before_s, "the router, from there to here"),
     ]
     line.spans[:0] = [span for span in there if span.seconds >= LEAST_S]

@@ -14,8 +14,10 @@ from twostroke.kv.matching import PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import PrefixIndex, PrefixNode
 from twostroke.kv.sent import SentPrefixes
-from twostroke.kv.tiers.peers import Peers, Wanted
+from twostroke.kv.tiers.early import Told
+from twostroke.kv.tiers.peers import Lease, Peers, Wanted
 from twostroke.kv.tiers.tiers import KVTiers
+from twostroke.kv.tiers.transport import Bell
 
 SPARE_TOKENS = 128
 """Of a window, that are handed on beyond what blocks of this engine's size need: enough for blocks of 64 tokens."""
@@ -37,6 +39,11 @@ class Handing:
         self._layout, self._index, self._chains, self._matcher = layout, index, chains, matcher
         self._tiers, self._peers = tiers, peers
         self._sent = SentPrefixes()
+
+    @property
+    def bell(self) -> Bell:
+        """Can be read while other engines have told something that `KVTiers.settle` takes in."""
+        return self._peers.transport.bell
 
     # What goes
 
@@ -84,6 +91,15 @@ class Handing:
             lease = self._peers.begin(lease_id, first, num_wanted, tenant)
         nodes = self._nodes(sequence, min(sequence.num_computed // block_size, lease.num_wanted))
         self._peers.take(lease, nodes, partial(self._block, tables))
+        self._tell(sequence, lease)
+
+    def _tell(self, sequence: Sequence, lease: Lease) -> None:
+        """Whoever will write may take what is in host slots already, as far as that engine has not."""
+        early, writer = self._peers.early_offers, sequence.request.writer
+        if lease.told is None and (listener := early.listener(writer)) is not None:
+            num_there = self._sent.num_blocks(writer, self._nodes(sequence, lease.num_wanted)) if writer else 0
+            lease.told = Told(listener, num_there, counts=[0] * len(lease.kept))
+        early.grown(lease)
 
     def _block(self, tables: Series[Series[int | None]], group: int, index: int, node: PrefixNode) -> int | None:
         """Where it lies on the device. A sequence's own state has gone on: of states it is the snapshot behind it."""
@@ -146,7 +162,7 @@ class Handing:
         wanted, why_not = self._worth_taking(sequence, handoff)
         if why_not is not None:
             return None
-        return self._num_tokens(handoff), self._peers.seconds(self._peers.num_bytes(handoff, wanted))
+        return self._num_tokens(handoff), self._peers.seconds_of(handoff, wanted)
 
     def _worth_taking(self, sequence: Sequence, handoff: Handoff) -> tuple[list[Wanted], str | None]:
         """What is not here yet, and why none of it is to be taken."""
@@ -155,7 +171,7 @@ class Handing:
         if not wanted:
             return [], why_not or ALL_CACHED
         num_held = self._matcher.match(sequence).num_tokens
-        took_s = self._peers.seconds(self._peers.num_bytes(handoff, wanted))
+        took_s = self._peers.seconds_of(handoff, wanted)
         if not self._tiers.worth.loads(num_held, self._num_tokens(handoff) - num_held, took_s):
             return [], "to read it here should be faster"
         return wanted, None

@@ -70,6 +70,7 @@ class Feature(Enum):
 EVERYTHING = frozenset(Feature)
 _CPU_AND_CUDA = frozenset(
     {
+        Feature.PARTS,
         Feature.STATES,
         Feature.LATENT,
         Feature.SINKS,
@@ -95,7 +96,7 @@ _CPU_AND_CUDA = frozenset(
 )
 COMPUTED: dict[str, frozenset[Feature]] = {
     "reference": EVERYTHING,  # what is new is computed here first
-    "cpu": _CPU_AND_CUDA | {Feature.RANK_NORMS, Feature.PARTS},
+    "cpu": _CPU_AND_CUDA | {Feature.RANK_NORMS},
     "cuda": _CPU_AND_CUDA,
 }
 """By backend, by name: a Feature that is new is declined until a backend is said to have learnt it. What sizes it takes

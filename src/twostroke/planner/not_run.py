@@ -26,8 +26,10 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
         reasons.append(f"{declined}: {kept} is planned, not run")
     if kv not in (*GPU_FLOATS, *GPU_KV_OF_ONE_BYTE):
         reasons.append(f"on a GPU this engine keeps KV in 16 or 8 bits: {kv} is planned, not run")
-    if deployment.devices_per_copy > 1:
-        reasons.append(f"this engine runs a model on one device: {deployment.devices_per_copy} are planned, not run")
+    if (devices := deployment.devices_per_copy) > deployment.tensor_parallel:
+        reasons.append(f"this engine has no stages and no groups of experts: {devices} are planned, not run")
+    elif devices > 1:
+        reasons.append(f"ranks on several devices are written and were not run: {devices} are planned, not run")
     return tuple(reasons)
 
 

@@ -9,6 +9,7 @@ from math import inf
 
 from twostroke.core.sequence import Sequence
 from twostroke.cost.floor import StepWork
+from twostroke.cost.trust import at_least_s
 from twostroke.kv.block_pool import BlockPool
 
 NOMINAL_TOKEN_S = 1e-3
@@ -25,10 +26,16 @@ LEAST_READ_TOKENS = 16
 MOST_STRETCH = 100.0
 
 StepSeconds = Callable[[StepWork], float]
+StepError = Callable[[], float | None]
 
 
 def nominal_seconds(work: StepWork) -> float:
     return work.num_tokens * NOMINAL_TOKEN_S
+
+
+def exactly() -> float:
+    """The error of costs that are known."""
+    return 0.0
 
 
 class RecentMean:
@@ -44,11 +51,11 @@ class RecentMean:
 
 
 class Forecast:
-    def __init__(self, step_seconds: StepSeconds | None = None, is_trusted: Callable[[], bool] | None = None) -> None:
-        """`step_seconds`: what a step should take, as `StepCost.seconds` says it; it may learn meanwhile. `is_trusted`:
-        whether it has learnt enough to refuse somebody by it; None: always."""
+    def __init__(self, step_seconds: StepSeconds | None = None, step_error: StepError = exactly) -> None:
+        """`step_seconds`: what a step should take, as `StepCost.seconds` says it; it may learn meanwhile. `step_error`:
+        how far off that was on average, as `cost.trust.error_of` says it."""
         self.step_seconds = step_seconds or nominal_seconds
-        self._is_trusted = is_trusted
+        self._step_error = step_error
         self.stretch = 1.0
         """Seconds of a step that reads beside the present streams, for each second of reading; 1: nobody writes."""
         self.step_s = RecentMean(0.0)
@@ -62,12 +69,10 @@ class Forecast:
         self._num_cached: dict[int, int] = {}  # by sequence id: tokens that will not have to be read
         self._growth: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=GROWTH_SAMPLES)
 
-    @property
-    def is_trusted(self) -> bool:
-        """Whether somebody may be refused by it. In doubt whoever comes is let in: only from what runs it learns."""
-        if self.step_seconds is nominal_seconds:
-            return False
-        return self._is_trusted is None or self._is_trusted()
+    def at_least_s(self, predicted_s: float) -> float:
+        """What takes as long as is forecast takes at least this long, by what is known of the forecasts' error: only by
+        this somebody is refused. 0: nothing is known. Whoever comes then is let in: only from what runs it learns."""
+        return at_least_s(predicted_s, None if self.step_seconds is nominal_seconds else self._step_error())
 
     # Reading
 

@@ -15,7 +15,7 @@ from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.forecast import Forecast, nominal_seconds
 from twostroke.scheduling.places import Places
 from twostroke.scheduling.prefill import PrefillPlanner
-from twostroke.scheduling.promises import Promises, refuse_late, refuse_uneven
+from twostroke.scheduling.promises import Promises
 from twostroke.scheduling.sent_work import SentWork
 from twostroke.scheduling.staying import Staying, Writer
 
@@ -85,11 +85,12 @@ class Newcomers:
 
     def _turn_away_late(self, level: ServiceLevel, samples: list[Sequence], load_s: float) -> None:
         """Raises PromiseError where its class wants that of a request that would break its promise."""
-        if level.when_late == "refuse" and self._forecast.is_trusted:
+        if level.when_late == "refuse":
             first, number = samples[0], len(samples)
-            refuse_uneven(level, self._gaps.alone_s(first))
+            self._promises.refuse_uneven(level, self._gaps.alone_s(first))
             predicted_s = load_s + self._first_token_s(first, number)
-            refuse_late(level, predicted_s, load_s + self._places.alone_s(first, number), number)
+            alone_s, gone_s = load_s + self._places.alone_s(first, number), first.timing.elsewhere_s
+            self._promises.refuse_late(level, predicted_s, alone_s, number, gone_s)
 
     def _stays(self, newcomer: Sequence) -> str | None:
         """Why a prompt that another engine will answer is read there, in a sentence; None: it is read here. Nobody says

@@ -50,33 +50,41 @@ class Promises:
         levels = {sequence.request.service_level or DEFAULT_LEVEL for sequence in streams}
         return min((self._itl_s[name] for name in levels if name in self._itl_s), default=inf)
 
+    def refuse_uneven(self, level: ServiceLevel, alone_s: float) -> None:
+        """Raises PromiseError where the class refuses, and promises gaps that this stream's are not within even
+        alone."""
+        if level.when_late == "refuse" and level.itl_s is not None and self.forecast.at_least_s(alone_s) > level.itl_s:
+            raise PromiseError(
+                f"the class {level.name} promises gaps of {level.itl_s * 1e3:.3g} ms, and a token of this answer takes "
+                f"{alone_s * 1e3:.3g} with nobody beside it: another class may take it",
+                inf,
+            )
 
-def refuse_uneven(level: ServiceLevel, alone_s: float) -> None:
-    """Raises PromiseError where the class refuses, and promises gaps that this stream's are not within even alone."""
-    if level.when_late == "refuse" and level.itl_s is not None and alone_s > level.itl_s:
+    def refuse_late(
+        self, level: ServiceLevel, predicted_s: float, alone_s: float = 0.0, num_samples: int = 1, gone_s: float = 0.0
+    ) -> None:
+        """Raises PromiseError where the class refuses rather than to be late, and this one would be, also if it comes
+        sooner than predicted by as much as predictions are known to be off. `gone_s`: what has gone by of its time at
+        another engine. What is in the way drains by a second a second, here and there, so the same request is in time
+        once that much is gone; never, where `alone_s`, what its own prompt and samples take with nobody there, is
+        longer than was promised."""
+        if level.when_late != "refuse" or level.ttft_s is None:
+            return
+        least_s = self.forecast.at_least_s(predicted_s)
+        if not least_s or gone_s + least_s <= level.ttft_s:
+            return
+        if self.forecast.at_least_s(alone_s) > level.ttft_s:
+            what = "reading this prompt" if num_samples == 1 else f"beginning {num_samples} answers"
+            raise PromiseError(
+                f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.3g} ms, and {what} alone takes "
+                f"{alone_s * 1e3:.3g}: another class may take it",
+                inf,
+            )
+        first_token_s = gone_s + predicted_s
+        retry_after_s = first_token_s - level.ttft_s
+        there = f" ({gone_s * 1e3:.0f} of it went by at another engine)" if gone_s else ""
         raise PromiseError(
-            f"the class {level.name} promises gaps of {level.itl_s * 1e3:.3g} ms, and a token of this answer takes "
-            f"{alone_s * 1e3:.3g} with nobody beside it: another class may take it",
-            inf,
+            f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.0f} ms, and it would come in "
+            f"{first_token_s * 1e3:.0f}{there}: what is before it takes that long; try again in {retry_after_s:.1f} s",
+            retry_after_s,
         )
-
-
-def refuse_late(level: ServiceLevel, predicted_s: float, alone_s: float = 0.0, num_samples: int = 1) -> None:
-    """Raises PromiseError where the class refuses rather than to be late, and this one would be. What is in the way
-    drains by a second a second, so the same request is in time once that much is gone; never, where `alone_s`, what
-    its own prompt and samples take with nobody there, is longer than was promised."""
-    if level.when_late != "refuse" or level.ttft_s is None or predicted_s <= level.ttft_s:
-        return
-    if alone_s > level.ttft_s:
-        what = "reading this prompt alone takes" if num_samples == 1 else f"beginning {num_samples} answers alone takes"
-        raise PromiseError(
-            f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.3g} ms, and {what} "
-            f"{alone_s * 1e3:.3g}: another class may take it",
-            inf,
-        )
-    retry_after_s = predicted_s - level.ttft_s
-    raise PromiseError(
-        f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.0f} ms, and it would come in "
-        f"{predicted_s * 1e3:.0f}: what is before it takes that long; try again in {retry_after_s:.1f} s",
-        retry_after_s,
-    )

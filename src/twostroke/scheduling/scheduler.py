@@ -5,7 +5,6 @@ What treats the phases differently is in prefill.py and decode.py, who runs is i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from collections.abc import Sequence as Series
 
 from twostroke.core.errors import BadRequestError, PromiseError
@@ -22,7 +21,7 @@ from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, until_over
 from twostroke.scheduling.drafted import forget_dropped, note_drafts
-from twostroke.scheduling.forecast import Forecast, StepSeconds
+from twostroke.scheduling.forecast import Forecast, StepError, StepSeconds, exactly
 from twostroke.scheduling.gaps import Gaps
 from twostroke.scheduling.newcomers import Newcomers, samples_of
 from twostroke.scheduling.pace import Pace
@@ -47,17 +46,17 @@ class Scheduler:
         policy: str = DEFAULT_POLICY,
         levels: ServiceLevels | None = None,
         step_seconds: StepSeconds | None = None,
-        is_trusted: Callable[[], bool] | None = None,
+        step_error: StepError = exactly,
         staying: Staying | None = None,
     ) -> None:
         """`pace`: how much prefill a step may hold; None: up to its token budget. `drafting`: what is drafted for
         streams; None: nothing. `max_drafts`: that the backend takes in a slot; None: any number. `policy`: who is
         next, by name. `levels`: the classes of requests; None: one, without a promise. `step_seconds`: what a step
-        should take; None: nobody knows. `is_trusted`: whether a request may be refused by that; None: always.
+        should take; None: nobody knows. `step_error`: how far off that was on average.
         `staying`: by what a prompt is left to the engine that writes its answer; None: each is read here."""
         self.config = config
         self._staying = staying
-        self._forecast = Forecast(step_seconds, is_trusted)
+        self._forecast = Forecast(step_seconds, step_error)
         self.ledger = ledger or KVLedger(
             layout, prefix_caching=config.prefix_caching, snapshot_tokens=config.snapshot_tokens
         )

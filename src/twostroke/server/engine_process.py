@@ -60,6 +60,10 @@ class EngineLoop:
         self._engine = assembly.engine
         self._eos_ids = assembly.tokenizer.eos_token_ids if assembly.tokenizer is not None else frozenset()
         self._socket = socket
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        if (handing := self._engine.scheduler.ledger.handing) is not None:
+            self._poller.register(handing.bell.fileno(), zmq.POLLIN)
         self._stopped = False
         self._was_busy = True
         self._stats_due_s = 0.0
@@ -120,7 +124,7 @@ class EngineLoop:
         return self._is_held and not self._granted and not self._engine.num_in_flight
 
     def _take_messages(self) -> None:
-        """All that is there; an idle engine waits for the next, and so does one that is held."""
+        """All that is there; an engine that is idle or held waits for the next, or for a word of another engine."""
         is_idle = not self._engine.busy or self._stands_still
         wait_s = max(0.0, self._stats_due_s - time.monotonic()) if is_idle else 0.0
         if self._watch is not None and (map_in_s := self._watch.map_due_in_s) is not None:
@@ -128,9 +132,10 @@ class EngineLoop:
         wait_ms = int(min(wait_s, LONGEST_WAIT_S) * 1e3)  # it shows that it moves, however little there is to do
         if self._compiling:
             wait_ms = min(wait_ms, COMPILING_POLL_MS)
-        while not self._stopped and (m.has_message(self._socket) or (wait_ms and self._socket.poll(wait_ms))):
+        if wait_ms and not m.has_message(self._socket):
+            self._poller.poll(wait_ms)
+        while not self._stopped and m.has_message(self._socket):
             self._handle(m.decode_to_engine(self._socket.recv()))
-            wait_ms = 0
 
     def _handle(self, message: m.ToEngine) -> None:
         if isinstance(message, m.Add):

@@ -19,3 +19,9 @@ def handoff_metrics(totals: HandoffTotals) -> Iterator[Metric]:
     yield CounterMetricFamily("twostroke_handoff_fetched_tokens", "Read by others", totals.fetched_tokens)
     yield CounterMetricFamily("twostroke_handoff_fetched_bytes", "KV of those", totals.fetched_bytes)
     yield CounterMetricFamily("twostroke_handoff_fetch_seconds", "What fetching it took", totals.fetch_s)
+    yield GaugeMetricFamily(
+        "twostroke_kv_early_blocks", "Blocks of prompts that others are still reading", totals.early_blocks
+    )
+    yield CounterMetricFamily("twostroke_handoff_early_bytes", "Of those fetched, before asked for", totals.early_bytes)
+    yield CounterMetricFamily("twostroke_handoff_unused_bytes", "That came early, for nobody", totals.unused_bytes)
+    yield CounterMetricFamily("twostroke_handoff_refused_announcements", "By others, of KV", totals.unheard)

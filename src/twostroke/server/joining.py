@@ -7,13 +7,24 @@ import secrets
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+import msgspec
+
 from twostroke.cluster.endpoints import WILDCARDS
 from twostroke.cluster.registration import Registration
 from twostroke.cluster.role import Role
 from twostroke.cluster.router_client import ROUTER_KEY_VARIABLE, RouterClient
 from twostroke.core.errors import BadRequestError
 from twostroke.server.log import log
+from twostroke.server.messages import EngineSettings
 from twostroke.server.settings import ServerSettings
+
+
+def with_names(engine: EngineSettings, settings: ServerSettings, address: str) -> EngineSettings:
+    """In a fleet, with what a router may call this server: vllm-router names whoever will write by its address."""
+    if engine.fleet is None:
+        return engine
+    known = (urlsplit(url).netloc for url in (settings.advertise, address) if url is not None)
+    return msgspec.structs.replace(engine, fleet=replace(engine.fleet, names=tuple(dict.fromkeys(known))))
 
 
 def registration_of(settings: ServerSettings, address: str) -> Registration | None:

@@ -78,11 +78,14 @@ class HandoffTiming(msgspec.Struct, frozen=True):
     """Whose KV arrived; 0: none, and the prompt was read here."""
     bytes: int
     seconds: float
-    """Of the transfer."""
+    """Of the transfer, from the request for it on."""
     gb_per_s: float
+    """Of what came in that time."""
     sentence: str = ""
     why_not: str | None = None
     """Where nothing arrived: why."""
+    early_bytes: int = 0
+    """Of `bytes`, what was here before it was asked for."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -169,6 +172,7 @@ def _handoff(timing: SequenceTiming) -> HandoffTiming | None:
         gb_per_s=round(record.bytes_per_s / 1e9, 3),
         sentence=handoff_sentence(record),
         why_not=record.why_not,
+        early_bytes=record.early_bytes,
     )
 
 

@@ -24,7 +24,7 @@ from twostroke.server.connections import connection_class
 from twostroke.server.elsewhere import Elsewhere
 from twostroke.server.errors import server_stopped, server_stopping
 from twostroke.server.heads import MAX_HEADER_BYTES
-from twostroke.server.joining import registration_of, with_look_key
+from twostroke.server.joining import registration_of, with_look_key, with_names
 from twostroke.server.levels import LevelChoice
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
@@ -51,6 +51,7 @@ def serve(engine: EngineSettings, settings: ServerSettings, on_ready: Callable[[
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
         registration = registration_of(settings, address)
+        engine = with_names(engine, settings, address)
         with asyncio.Runner(loop_factory=_event_loop()) as runner:
             runner.run(
                 _serve(engine, settings, listener, lambda facts: on_ready(facts, address), recorder, registration)

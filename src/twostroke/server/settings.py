@@ -65,29 +65,32 @@ class Limits:
         1,
         None,
         KEYS,
-        "Answers (prompts times n) one API key may have in flight; default: half of all, of several keys.",
+        "Answers (prompts times n) one API key may have in flight; default: half of what is allowed in all, if there "
+        "are several keys.",
     )
     max_tokens_per_key: int | None = integer(
         None,
         1,
         None,
         KEYS,
-        "Tokens that those may come to, prompts and max_tokens; default: half of all, of several keys.",
+        "Tokens that one key's answers may come to, prompts and max_tokens; default: half of what is allowed in all, "
+        "if there are several keys.",
     )
     max_samples_in_flight: int | None = integer(
-        None, 1, None, LIMITS, "Answers in flight in all; default: twice as many as may run and wait."
+        None, 1, None, LIMITS, "Answers in flight, of all keys; default: twice as many as may run and wait."
     )
     max_tokens_in_flight: int | None = integer(
         None,
         1,
         None,
         LIMITS,
-        "Tokens that those may come to; default: the longest context for all that may run and wait.",
+        "Tokens that all answers in flight may come to; default: the longest context times the number that may run "
+        "and wait.",
     )
     max_samples: int = integer(16, 1, None, LIMITS, "The largest n of a request.")
     max_prompts: int = integer(256, 1)
     """Of a request, and of them times `n`."""
-    max_output_tokens: int | None = integer(None, 1, None, LIMITS, "The most that a request may ask for.")
+    max_output_tokens: int | None = integer(None, 1, None, LIMITS, "The largest max_tokens that a request may ask for.")
     max_stop_strings: int = 16
     max_stop_chars: int = 1024
     max_logit_bias: int = 1024
@@ -114,7 +117,9 @@ class ServerSettings:
     key_names: tuple[str, ...] = ()
     """What keys are called where classes are given to them: one a key, empty where it has none."""
     share_prefixes: bool = switch(
-        False, KEYS, "Let API keys share cached prefixes: a key can then tell by its times what another has asked."
+        False,
+        KEYS,
+        "Let API keys share cached prefixes: a key can then tell by response times what another key has asked.",
     )
     cors_origins: tuple[str, ...] = several(
         "texts", LISTENING, "An origin whose pages may call this server; may be given several times.", flag="--cors"
@@ -122,22 +127,22 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = several(
         "texts",
         LISTENING,
-        "A name that requests may be sent to, beside this machine's own, as a proxy in front may pass it on; may be "
-        "given several times; '*': any. Names are checked where this is given, and where no key is asked for and "
-        "only this machine is let in.",
+        "A host name that requests may use, beside this machine's own: a proxy in front may pass its name on. May be "
+        "given several times; '*': any. Names are checked if this is given, or if the server asks for no key and "
+        "listens to this machine only.",
         flag="--allowed-host",
         metavar="NAME",
     )
-    access_log: bool = switch(False, LISTENING, "A line a request on standard error.")
+    access_log: bool = switch(False, LISTENING, "Write one line for each request on standard error.")
     vllm_metrics: bool = switch(
-        True, LISTENING, "Have /metrics under vLLM's names too, which gateways and autoscalers scrape."
+        True, LISTENING, "Also give metrics under vLLM's names in /metrics, which gateways and autoscalers scrape."
     )
     drain_s: float = number(
         30.0,
         0.0,
         inf,
         TIMES,
-        "Seconds that answers may take to end after Ctrl-C or SIGTERM; inf: as long as they do.",
+        "Seconds that answers may take to end after Ctrl-C or SIGTERM; inf: no limit.",
         flag="--drain",
     )
     engine_timeout_s: float = number(
@@ -145,8 +150,8 @@ class ServerSettings:
         1.0,
         inf,
         TIMES,
-        "Seconds without a sign of life, beyond what its steps should take, after which the engine is ended and "
-        "started again; inf: never.",
+        "After this many seconds without a sign of life, beyond what its steps should take, the engine is stopped "
+        "and started again; inf: never.",
         flag="--engine-timeout",
     )
     limits: Limits = field(default_factory=Limits)
@@ -155,35 +160,37 @@ class ServerSettings:
         ANSWERS,
         "How the model writes tool calls: deepseek-v3, deepseek-v31, function-gemma, gemma4, glm45, glm47, granite, "
         "harmony, hermes, hunyuan, hunyuan-list, hunyuan3, kimi-k2, lfm2, llama3, llama4, minimax, mistral, "
-        "mistral-args, nemotron, olmo3, phi4, pythonic, qwen3-coder, seed-oss; auto: as its template does.",
+        "mistral-args, nemotron, olmo3, phi4, pythonic, qwen3-coder, seed-oss; auto: read it from the model's "
+        "template.",
         other_flag="--tool-call-parser",
     )
     reasoning_parser: str = text(
         "auto",
         ANSWERS,
-        "think: split <think>...</think> from answers; think-answer, think-response: so, and take <answer> or "
-        "<response> off what follows; mistral: [THINK]; seed: <seed:think>; granite: Granite 3.2's sentences; channel: "
-        "Gemma 4's thoughts; harmony: gpt-oss's channels; none; auto: as the model knows it.",
+        "think: split <think>...</think> from answers; think-answer, think-response: the same, and remove <answer> "
+        "or <response> around what follows; mistral: [THINK]; seed: <seed:think>; granite: Granite 3.2's sentences; "
+        "channel: Gemma 4's thoughts; harmony: gpt-oss's channels; none; auto: as the model's template or vocabulary "
+        "says.",
     )
     page: str | None = choice(
         None,
         ("off", "view", "full"),
         PAGE,
-        "The page at /, which shows every step as it happens. view: it shows; full: it also chats, and pauses an "
-        "engine that nobody else uses. Default: full where only this machine is let in, else off.",
+        "The page at /, which shows every step as it happens. view: it only shows; full: it can also chat, and pause "
+        "an engine that nobody else uses. Default: full if the server listens to this machine only, else off.",
     )
     record: str | None = text(
         None,
         PAGE,
-        "Keep what the page is told (names, lengths and times, no text) in this file, for `twostroke replay`.",
+        "Record what the page shows (names, lengths and times, no text) in this file, for `twostroke replay`.",
         metavar="FILE",
     )
     role: str | None = choice(
         None,
         ("prefill", "decode", "both"),
         FLEET,
-        "What this server does in a fleet: prefill reads prompts for others, decode writes answers to them, both does "
-        "either. Default: it is of no fleet.",
+        "What this server does in a fleet: prefill reads prompts for others, decode writes answers to them, both "
+        "does either. Default: it belongs to no fleet.",
     )
     transfer: str = choice(
         "auto",
@@ -194,29 +201,28 @@ class ServerSettings:
     transfer_host: str = text(
         "127.0.0.1",
         FLEET,
-        "Where others take this server's KV: an address of this machine that they reach.",
+        "The address of this machine at which other servers fetch this server's KV.",
         metavar="HOST",
     )
     hand_over: str = choice(
         "worth",
         ("worth", "all"),
         FLEET,
-        "Which prompts are read for other servers: those that are worth it, or all. The rest is left to whoever writes "
-        "the answer: short prompts, and what is sooner read there.",
+        "Which prompts are read for other servers: worth: those for which it is faster; all. The server that writes "
+        "the answer reads the others: short prompts, and prompts that it reads sooner itself.",
     )
     peers: tuple[str, ...] = several(
         "texts",
         FLEET,
-        "A machine that KV may be taken from, beside this one, as its --transfer-host says; may be given several "
-        "times.",
+        "Another machine that KV may be fetched from, by the name in its --transfer-host; may be given several times.",
         flag="--peer",
         metavar="HOST",
     )
     router_hosts: tuple[str, ...] = several(
         "texts",
         FLEET,
-        "An address (10.0.0.1) or a network (10.0.0.0/24) that routers ask from to have a prompt read for another "
-        "server, beside this machine; may be given several times. Default: whoever reaches this server may ask.",
+        "The address (10.0.0.1) or network (10.0.0.0/24) of routers that may ask this server to read a prompt for "
+        "another one. This machine always may. May be given several times. Default: any caller may ask.",
         flag="--router-host",
         metavar="HOST",
     )
@@ -225,22 +231,23 @@ class ServerSettings:
     register: str | None = text(
         None,
         FLEET,
-        "The address of a router (smg) that this server adds itself to once it is ready, again whenever the router was "
-        "started anew, and that it leaves before it stops. Its key, if it asks for one: TWOSTROKE_ROUTER_KEY.",
+        "The address of a router (smg). This server adds itself there once it is ready, and again after the router "
+        "was restarted, and removes itself before it stops. If the router asks for a key: TWOSTROKE_ROUTER_KEY.",
         metavar="URL",
     )
     advertise: str | None = text(
         None,
         FLEET,
-        "The address that the router reaches this server by; default: where it listens, which has to be no wildcard.",
+        "The address by which the router reaches this server; default: where it listens, which then must not be a "
+        "wildcard.",
         metavar="URL",
     )
     kv_events: str | None = text(
         None,
         FLEET,
-        "Tell which prefixes are cached, as vLLM does over ZeroMQ: a port of this machine (5557), HOST:PORT, or "
-        "tcp://*:5557 for all of its addresses; what was missed is asked for one port further. Prompts are in there, "
-        "as token ids: for private networks only.",
+        "Publish which prefixes are cached, as vLLM does over ZeroMQ: on a port of this machine (5557), HOST:PORT, "
+        "or tcp://*:5557 for all of its addresses. Missed messages can be asked for at the next port. The messages "
+        "hold prompts as token ids: use private networks only.",
         metavar="ENDPOINT",
     )
     kv_events_topic: str = text(

@@ -131,14 +131,15 @@ def test_room_for_experts_in_another_form_is_reserved_where_one_is_chosen() -> N
 
 
 def test_lines_of_another_size_are_met_at_a_start_too() -> None:
-    """Of a product whose own lines are of other forms."""
+    """Of a product whose own lines are of other forms, where float8 was asked for."""
     near, (fast, base) = Product("gated", 12288, 4096), forms_of(BLOCKS)
     lines = {
         fast: (TableLine(1025, NO_END, "fp8_128_float8", TILE),),
         base: (TableLine(257, NO_END, "fp8_128_unpacked"),),
     }
     table = Table("a test", {GATED: lines, near: {"plain": (TableLine(1, NO_END, "cublas"),)}})
-    choices = Choices(table, HOPPER)
+    assert Choices(table, HOPPER).of(near, 2048, (fast, base)).kernel.name == "fp8_128_unpacked", "nobody measured it"
+    choices = Choices(table, ASKED)
     assert choices.of(near, 2048, (fast, base)).tile == Float8Tile(**TILE)
     assert (1025, Float8Tile(**TILE)) in [
         (rows, one.tile) for rows, one in choices.later_lines(near, (fast, base), 256)

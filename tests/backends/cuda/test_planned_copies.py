@@ -10,7 +10,7 @@ import pytest
 from tests.cli.test_plan_decode import planned_on
 
 from twostroke.backends import cuda
-from twostroke.backends.cuda import products
+from twostroke.backends.cuda import cards, products
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.config import EngineConfig
 from twostroke.cost.devices import find_device
@@ -33,7 +33,7 @@ def prepared_on(name: str, model: str, monkeypatch: pytest.MonkeyPatch, **settin
     monkeypatch.setattr(products, "why_not", lambda: None)
     monkeypatch.setattr(products.torch.cuda, "get_device_name", lambda of: device.name)
     monkeypatch.setattr(cuda.CudaFactory, "supports", lambda self, checkpoint: None)
-    memory = MemorySpace(device.name, device.memory_bytes, free, cuda.KV_SHARE_OF_DEVICE)
+    memory = MemorySpace(device.name, device.memory_bytes, free, cards.KV_SHARE_OF_DEVICE)
     monkeypatch.setattr(cuda.CudaFactory, "memory", lambda self, checkpoint, here, formats, sizes: memory)
     return prepare(checkpoint, EngineConfig(backend="cuda", **settings))  # type: ignore[arg-type]
 

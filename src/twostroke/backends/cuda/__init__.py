@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from twostroke.backends.cuda import device_here, kv_codes
+from twostroke.backends.cuda.cards import CardsOfRanks, room_on
 from twostroke.backends.cuda.formats import formats_of
-from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, quantising_bytes, read_bytes
+from twostroke.backends.cuda.model_matrices import held_of, held_on, held_weight_bytes, read_bytes
 from twostroke.backends.cuda.state_shape import STATE_BYTES, StateShape
 from twostroke.backends.cuda.stored_codes import SMALLER
 from twostroke.backends.cuda.supported import unsupported_layers
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
 
 ATTENTION_SHARE = 0.25
 """Of the time to tune: attention has few kernels, and products many."""
-KV_SHARE_OF_DEVICE = 0.95
-"""Of what weights and buffers leave: a GPU is mostly one program's own."""
-GRAPH_BYTES = 1 << 30
-"""Set aside for captured graphs, cuBLAS workspaces and compiled kernels."""
 LEAST_CAPABILITY = (8, 0)
 """The first with bf16 matrix units and asynchronous copies."""
 LAYER_S, EXPERTS_S = 15e-6, 15e-6
@@ -59,7 +56,7 @@ FIRST_COEFFICIENTS = Coefficients(
 """What steps took on an H200 for each second that its measured rates allow; other cards teach the engine as it runs."""
 
 
-class CudaFactory:
+class CudaFactory(CardsOfRanks):
     name = "cuda"
     preferred_weights = ()
     smaller_weights = (STORED, *SMALLER)
@@ -118,28 +115,8 @@ class CudaFactory:
         return read_bytes(checkpoint, name, formats)
 
     def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
-        import torch
-
-        from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
-        from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
-        from twostroke.backends.cuda.products import card_for
-        from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
-        from twostroke.backends.cuda.tuned_table import Choices
-        from twostroke.backends.cuda.verify import most_queries
-
-        free, total = torch.cuda.mem_get_info()
-        spec, max_sampled = checkpoint.spec, sizes.max_running + MAX_CHUNKS
-        nowhere, card = torch.device("meta"), card_for(torch.device("cuda"), torch.bfloat16, formats)
-        held = held_on(held_of(checkpoint, formats), checkpoint.spec, card)
-        num_tokens = sizes.max_tokens_per_step
-        num_queries = most_queries(min(sizes.max_running, num_tokens), num_tokens)
-        choices = Choices.on(card)
-        buffers = Buffers(spec, num_tokens, max_sampled, nowhere, torch.bfloat16, held, num_queries, choices)
-        sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
-        sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
-        weight_bytes = held_weight_bytes(checkpoint, formats, card) + quantising_bytes(checkpoint, formats)
-        beside = weight_bytes + GRAPH_BYTES + tensor_bytes(buffers) + tensor_bytes(sampling)
-        return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
+        room = room_on(checkpoint, formats, sizes)
+        return MemorySpace(room.owner, room.total_bytes, max(0, room.free_bytes - room.beside_bytes), room.kv_share)
 
     def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> DecodeWeights | str:
         if on is None:
@@ -196,6 +173,7 @@ class CudaFactory:
         from twostroke.backends.cuda.drafting import MAX_DRAFTS
         from twostroke.backends.cuda.head_loading import drafter_of
         from twostroke.backends.cuda.products import card_for
+        from twostroke.backends.cuda.ranks import CardRanks
         from twostroke.backends.cuda.tuned_table import Choices
 
         if layout.block_size & (layout.block_size - 1):
@@ -203,6 +181,7 @@ class CudaFactory:
         own = settings.formats or self.formats(checkpoint)
         assert isinstance(own, Formats)
         device, drafter = torch.device("cuda"), None
+        ranks = None if settings.place is None else CardRanks(settings.place, device)
         if len(settings.companions) > 1:
             names = " and ".join(one.method for one in settings.companions)
             raise BackendError(f"the cuda backend has room for one drafter on the device, not for {names} together")
@@ -231,6 +210,7 @@ class CudaFactory:
                 max_drafts=MAX_DRAFTS if settings.drafts else 0,
                 progress=_progress_line(),
                 listener=settings.listener,
+                ranks=ranks,
             )
         except torch.cuda.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info()

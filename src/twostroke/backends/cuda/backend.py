@@ -32,6 +32,7 @@ from twostroke.backends.cuda.one_byte_kv import OneByteKV
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_for
+from twostroke.backends.cuda.ranks import CardRanks
 from twostroke.backends.cuda.results import NONE, Advances, CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
@@ -94,10 +95,11 @@ class CudaBackend:
         drafter: DrafterOf | None = None,
         forced: Sequence[int] | None = None,
         listener: Listener | None = None,
+        ranks: CardRanks | None = None,
     ) -> None:
         """`choices`: which kernels multiply what; None: what tables say of this device. `max_drafts`: of a slot; 0:
         nothing is made ready for drafts. `drafter`: who makes some on the device. `forced`: see `VerifyPath`.
-        `listener`: in a drafter's place."""
+        `listener`: in a drafter's place. `ranks`: of a checkpoint that is one rank's part, all of them."""
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
         choices = choices or Choices.on(card_for(device, dtype, formats))
@@ -123,18 +125,17 @@ class CudaBackend:
         kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv], one_byte)
         self._kv, self._layout, self._arithmetic = kv, layout, f"{formats.weights}, {formats.arithmetic}"
         self._kept: CudaKeptBlocks | None = None
-        self._device = device
+        self._device, self.max_drafts = device, max_drafts
         self._parts = Parts(
             rows=rows,
-            decoder=Decoder(spec, weights, kv, kernels, buffers, rows, max_context, choices),
+            decoder=Decoder(spec, weights, kv, kernels, buffers, rows, max_context, choices, ranks=ranks),
             buffers=buffers,
             kernels=kernels,
-            graphs=GraphCache(device),
+            graphs=GraphCache(device, captures=ranks is None or ranks.is_captured),
             staging=Staging((len(kernels) + bool(drafter)) * STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
             tokens=torch.zeros(max_sampled, dtype=torch.int32, device=device),
             states=None if kv.states is None else DeviceStates(kv, rows),
         )
-        self.max_drafts = max_drafts
         self._drafter = None if drafter is None else drafter(self._parts)
         self._blocks = AllBlocks(layout, kv, None if self._drafter is None else self._drafter.blocks)
         self._guarded = None if self._drafter is None else GuardedDrafter(self._drafter)
@@ -200,6 +201,8 @@ class CudaBackend:
                 self.prepare()
         if self._guarded is not None and self.unseen is not None:
             self._guarded.guard(self.unseen.give_up)
+        if (ranks := self._parts.ranks) is not None:
+            ranks.begin()
         return _Loading(packed_s - started_s, packed_s - loaded_s, left_plain)
 
     def prepare(self, *, rehearses: bool = False) -> None:
@@ -345,7 +348,13 @@ class CudaBackend:
             return []
         return self._guesser.guesses(step, self._verifies.widths(len(step.decodes)))
 
+    def abandon(self) -> None:
+        """Of one rank of several: another is gone, and steps in flight are not waited for. From any thread."""
+        if (ranks := self._parts.ranks) is not None:
+            ranks.abandon()
+
     def close(self) -> None:
         self._parts.rows.grammars.shut_down()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        self.abandon()

@@ -7,6 +7,7 @@ import ctypes
 from functools import cache
 from importlib.util import find_spec
 
+from twostroke.backends.cuda.kernels.product import Card
 from twostroke.core.errors import install_hint
 
 
@@ -34,13 +35,18 @@ def lacks_float8() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9)
 
 
-def reads_few_bits() -> bool:
-    """Whether a device that is here has the kernels that make 16 bits of few in registers; of none nothing is known."""
+def card_here() -> Card | None:
+    """As kernels decline it; None: no device is here."""
     if none_found() is not None:
-        return True
+        return None
     import torch
 
     from twostroke.backends.cuda.products import card_of
 
-    is_there = torch.cuda.is_available()
-    return not is_there or card_of(torch.device("cuda"), torch.bfloat16).has_hopper_kernels
+    return card_of(torch.device("cuda"), torch.bfloat16) if torch.cuda.is_available() else None
+
+
+def reads_few_bits() -> bool:
+    """Whether a device that is here has the kernels that make 16 bits of few in registers; of none nothing is known."""
+    card = card_here()
+    return card is None or card.has_hopper_kernels

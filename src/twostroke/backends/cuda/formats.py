@@ -6,10 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twostroke.backends.cuda import device_here, kv_codes
-from twostroke.backends.cuda.kernels.packed_format import FP8
+from twostroke.backends.cuda.kernels.float8_tiles import in_float8
+from twostroke.backends.cuda.kernels.packed_format import FP8, Code
+from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.layer_matrices import matrices_of
-from twostroke.backends.cuda.model_matrices import held_of
+from twostroke.backends.cuda.model_matrices import held_of, held_on
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO, Held
+from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.models.checkpoint import Checkpoint
 
@@ -93,9 +96,9 @@ def _quantised(checkpoint: Checkpoint, wish: FormatWish) -> Formats | str:
 
 def _in_few_bits(checkpoint: Checkpoint, weights: str, wish: FormatWish) -> Formats:
     """What is multiplied in is not known yet where nobody asked for it."""
-    in_float8 = False if wish.arithmetic == "bf16" else None
+    rounds = False if wish.arithmetic == "bf16" else None
     stored = checkpoint.main_kind().name
-    return Formats(weights, wish.arithmetic or "bf16", "bf16", stored=stored, inputs_in_float8=in_float8)
+    return Formats(weights, wish.arithmetic or "bf16", "bf16", stored=stored, inputs_in_float8=rounds)
 
 
 def _multiplied(checkpoint: Checkpoint, held: Held, formats: Formats) -> tuple[Formats, str] | str:
@@ -103,27 +106,49 @@ def _multiplied(checkpoint: Checkpoint, held: Held, formats: Formats) -> tuple[F
     for."""
     if formats.inputs_in_float8 is False:
         return formats, "multiplied in bf16 as asked for"
-    in_float8 = replace(formats, arithmetic="fp8")
+    asked = replace(formats, arithmetic="fp8")
     in_layers = sum(one.kind != "head" for one in matrices_of(checkpoint.spec))
     has_float8, by_rows = not device_here.lacks_float8(), [name for name, code in held.codes.items() if code is FP8]
     if has_float8 and set(held.codes.values()) == {FP8} and len(by_rows) == in_layers:
-        return in_float8, "prompts are multiplied in float8, few rows in bf16"
+        return asked, "prompts are multiplied in float8, few rows in bf16"
     others = len(held.in_float8)
     if formats.arithmetic == "fp8":
         if not by_rows and not others:
             return "none of its matrices is held in numbers that float8 has, so that it cannot multiply in fp8"
         all_told = len(by_rows) + others == in_layers
         rest = "few rows" if all_told else "few rows, and what float8 does not hold,"
-        return in_float8, f"prompts are multiplied in float8, {rest} in bf16"
+        return asked, f"prompts are multiplied in float8, {rest} in bf16"
     if not has_float8:
         return formats, "multiplied in bf16"
     why = "multiplied in bf16"
     if by_rows:
         formats = replace(formats, inputs_in_float8=True)
         why = "prompts meet dense matrices in float8, all else is multiplied in bf16"
-    if others:
+    if others and (told := _rounded_by_table(checkpoint, held)):
+        formats = replace(formats, inputs_in_float8=True)
+        why += f", but {told} (--dtype bf16: none; --dtype fp8: all that float8 holds)"
+    elif others:
         why += ", but where `twostroke tune` found float8 faster for prompts (--dtype fp8: for all of them)"
     return formats, why
+
+
+def _rounded_by_table(checkpoint: Checkpoint, held: Held) -> str:
+    """How many matrices the table of the device that is here has multiplied in float8 unasked; nothing where those are
+    none, or no device is here."""
+    if (card := device_here.card_here()) is None:
+        return ""
+    on_card, choices = held_on(held, checkpoint.spec, card), Choices.on(card)
+    able = [one for one in matrices_of(checkpoint.spec) if one.name in on_card.in_float8]
+
+    def is_rounded(product: Product, code: Code) -> bool:
+        lines = choices.later_lines(product, (in_float8(code), code.name), 0)
+        return any(choice.kernel.form == in_float8(code) for _, choice in lines)
+
+    found = {key: is_rounded(*key) for key in {(one.product, on_card.codes[one.name]) for one in able}}
+    count = sum(found[one.product, on_card.codes[one.name]] for one in able)
+    if not count:
+        return ""
+    return f"prompts meet {count} of {len(able)} matrices in float8, where the table for {card.name} has it faster"
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:

@@ -13,13 +13,14 @@ import torch
 class GraphCache:
     """Graphs by key. On a device without graphs (tests on a CPU) the functions are simply run."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, captures: bool = True) -> None:
+        """`captures` False: something in every step is no part of a graph."""
+        self._device, self._captures = device, captures and device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._failed: list[torch.cuda.CUDAGraph] = []
         self._uncaptured: set[Hashable] = set()
         self.num_made_again = 0
         """Captures at start that met something new behind their sample."""
-        self._device = device
         # One stream for all captures: cuBLAS keeps a workspace for each stream that it has seen.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -32,7 +33,7 @@ class GraphCache:
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Replay what was captured under this key; the first time, run `work` and capture it for the next."""
-        if self._device.type != "cuda":
+        if not self._captures:
             work()
             return
         graph = self._graphs.get(key)
@@ -53,6 +54,8 @@ class GraphCache:
         capture."""
         if self._device.type == "cuda" and key not in self._graphs:
             sample()
+            if not self._captures:
+                return
             try:
                 self._graphs[key] = self._capture(work)
             except Exception:  # of something new in what was left out: run all of it; if it was not that, it recurs

@@ -41,7 +41,7 @@ class ModelMatrix:
 
 def head_of(spec: ModelSpec) -> ModelMatrix:
     tensor = "embedding" if spec.tied_embeddings else "output"
-    return ModelMatrix("head", "head", Product("head", spec.vocab_size, spec.hidden_size), (tensor,))
+    return ModelMatrix("head", "head", Product("head", spec.num_logits, spec.hidden_size), (tensor,))
 
 
 def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
@@ -55,29 +55,29 @@ def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
         found.append(matrix("input_gate", Product("plain", own.width, hidden), ("input_gate",)))
         found.append(matrix("input_join", Product("sandwich", hidden, own.width), ("input_projection",)))
     if isinstance(mlp := layer.mlp, DenseMlp):
-        found += _mlp_matrices(index, mlp, 0, hidden, joins)
+        found += _mlp_matrices(index, mlp, range(0), hidden, joins)
     elif mlp is not None:
-        found += _mlp_matrices(index, mlp.expert, mlp.num_experts, mlp.expert_hidden(hidden), joins)
+        found += _mlp_matrices(index, mlp.expert, mlp.held_experts, mlp.expert_hidden(hidden), joins)
     if isinstance(mlp, MoeSpec) and mlp.latent_size is not None:
         found.append(matrix("latent_down", Product("plain", mlp.latent_size, hidden), ("latent_down",)))
         found.append(matrix("latent_up", Product(joins, hidden, mlp.latent_size), ("latent_up",)))
     if isinstance(mlp, MoeSpec) and mlp.shared is not None:
         joins = "plain" if mlp.has_own_norms else joins
-        found += _mlp_matrices(index, mlp.shared, 0, hidden, joins, "shared.")
+        found += _mlp_matrices(index, mlp.shared, range(0), hidden, joins, "shared.")
     return found
 
 
 def _mlp_matrices(
-    index: int, one: DenseMlp, experts: int, hidden: int, joins: Role, prefix: str = ""
+    index: int, one: DenseMlp, experts: range, hidden: int, joins: Role, prefix: str = ""
 ) -> list[ModelMatrix]:
-    """Of one MLP, or of as many experts."""
-    names = [expert_name(expert, "") for expert in range(experts)] or [prefix]
+    """Of one MLP, or of these experts."""
+    names = [expert_name(expert, "") for expert in experts] or [prefix]
     parts: tuple[str, ...] = ("gate", "up") if one.is_gated else ("up",)
     gates, downs = [f"{name}{part}" for name in names for part in parts], [f"{name}down" for name in names]
     width, has_bias = one.intermediate_size, one.has_bias
     role: Role = "gated" if one.is_gated else "activated"
-    inner = Product(role, width, hidden, has_bias, experts, is_clamped=one.clamp is not None)
-    outer = Product(joins, hidden, width, has_bias, experts)
+    inner = Product(role, width, hidden, has_bias, len(experts), is_clamped=one.clamp is not None)
+    outer = Product(joins, hidden, width, has_bias, len(experts))
     kind, found = prefix.replace(".", "_"), []
     for name, product, tensors in (("gate_up", inner, gates), ("down", outer, downs)):
         biases = (f"{tensor}_bias" for tensor in tensors) if has_bias else ()

@@ -16,6 +16,8 @@ from twostroke.backends.cuda.layer_weights import LayerWeights
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.moe import ExpertNorms, MoeBlock, MoeWeights, SharedWeights
 from twostroke.backends.cuda.products import Products, Stream
+from twostroke.backends.cuda.ranked_experts import mix_held_experts
+from twostroke.backends.cuda.ranks import CardRanks
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.spec import ModelSpec
 
@@ -28,8 +30,10 @@ class MlpPath:
         buffers: Buffers,
         products: Products,
         choices: Choices,
+        ranks: CardRanks | None = None,
     ) -> None:
-        self._spec, self._buffers, self._products = spec, buffers, products
+        """`ranks`: all those that hold a part of each."""
+        self._spec, self._buffers, self._products, self._ranks = spec, buffers, products, ranks
         self._experts = [
             MoeBlock(own.moe, layer.mlp, choices) if own.moe and isinstance(layer.mlp, MoeWeights) else None
             for own, layer in zip(spec.layers, layers, strict=True)
@@ -75,12 +79,21 @@ class MlpPath:
         elif mlp is not None:
             activated = self._buffers.activated_of(num_rows, mlp.gate_up.product.outputs)
             products.multiply(stream, layer.mlp_norm, mlp.gate_up, activated)
-            products.join(activated, mlp.down, stream, layer.post_mlp_norm, next_norm, scale)
+            products.join(activated, mlp.down, stream, layer.post_mlp_norm, next_norm, scale, self._ranks)
             products.end(stream, layer.after_mlp)
 
     def _mix_experts(self, index: int, layer: LayerWeights, stream: Stream, next_norm: torch.Tensor | None) -> None:
         experts, scratch, residual = self._experts[index], self._buffers.experts, stream.residual
         assert experts is not None and scratch is not None
+        if self._ranks is not None and isinstance(layer.mlp, MoeWeights):
+            shared, activated = layer.mlp.shared, None
+            if shared is not None:
+                activated = self._buffers.activated_of(len(residual), shared.gate_up.product.outputs)
+            norms = layer.mlp_norm, next_norm
+            mix_held_experts(
+                experts, layer.mlp, scratch, self._products, stream, *norms, activated=activated, ranks=self._ranks
+            )
+            return
         normed = self._products.normed(stream, layer.mlp_norm)
         latent = None
         if isinstance(layer.mlp, MoeWeights):
@@ -113,10 +126,14 @@ class MlpPath:
         activated = self._buffers.activated_of(num_rows, shared.gate_up.product.outputs)
         products.multiply(stream, layer.mlp_norm, shared.gate_up, activated)
         products.apply(activated, shared.down, found)
+        if self._ranks is not None:
+            self._ranks.add_up(found)
         stream.normed_by, routed = None, scratch.beside[:num_rows]
         rms_norm(residual, norms.router, routed, eps=eps, gain=self._spec.hidden_size**-0.5)
         rms_norm(residual, norms.experts, room, eps=eps)
         experts.forward(room, routed, scratch, for_router=routed)
+        if self._ranks is not None:
+            self._ranks.add_up(routed)
         rms_norm(found, norms.post_shared, found, eps=eps)
         add_rms_norm(routed, found, None, None, eps=eps, post_weight=norms.post_experts)
         products.add(found, stream, layer.post_mlp_norm, next_norm, scale)

@@ -22,6 +22,7 @@ from twostroke.backends.cuda.mixers import Kernels, mixers_of, windows_of
 from twostroke.backends.cuda.mlp_path import MlpPath
 from twostroke.backends.cuda.passes import Decodes, Follow, Pass, TokenArrays
 from twostroke.backends.cuda.products import Products, Stream
+from twostroke.backends.cuda.ranks import CardRanks
 from twostroke.backends.cuda.recurrent import RecurrentPath
 from twostroke.backends.cuda.rows import ModelRows
 from twostroke.backends.cuda.tuned_table import Choices
@@ -41,11 +42,14 @@ class Decoder:
         max_context: int,
         choices: Choices,
         first: int = 0,
+        ranks: CardRanks | None = None,
     ) -> None:
-        """`first`: see `mixers_of`."""
-        self._spec, self.weights = spec, weights
+        """`first`: see `mixers_of`. `ranks`: all those that hold a part of the model each."""
+        self._spec, self.weights, self.ranks = spec, weights, ranks
         self._kernels = tuple(zip(kernels, windows_of(spec), strict=True))
         self._buffers, self._rows = buffers, rows
+        if ranks is not None:
+            ranks.make_room(len(buffers.logits))
         self._products = Products(spec, buffers.products, choices)
         self._mixers = mixers_of(spec, weights, kv, kernels, buffers, rows, max_context, self._products, first)
         self._inputs = None
@@ -62,11 +66,11 @@ class Decoder:
         if (moe := spec.moe) is not None:
             in_experts = sum(prod(size) for name, size in shapes.items() if ".experts." in name)
             in_layers -= in_experts * (moe.num_experts - moe.experts_per_token) // moe.num_experts
-        self.multiply_adds_per_token = in_layers
+        self.multiply_adds_per_token = in_layers if ranks is None else ranks.largest(in_layers)
         kinds = {layer: index for index, layer in reversed(list(enumerate(spec.layers)))}
         self.distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
         """One of each kind: enough to meet every kernel of all of them, and of no other use."""
-        self._mlps = MlpPath(spec, weights.layers, buffers, self._products, choices)
+        self._mlps = MlpPath(spec, weights.layers, buffers, self._products, choices, ranks)
         self._follow: Follow | None = None
         self.before_layer: Callable[[int], None] | None = None
         """Called before each layer of a pass that no graph holds: its KV may still be on its way."""
@@ -214,7 +218,10 @@ class Decoder:
         """[rows, vocab] float32"""
         spec, weights, count = self._spec, self.weights, len(residual)
         logits, stream = self._buffers.logits[:count], Stream(residual, self._buffers.normed[:count])
-        self._products.multiply(stream, weights.final_norm, weights.output, logits)
+        found = logits if self.ranks is None else self.ranks.own_logits(count)
+        self._products.multiply(stream, weights.final_norm, weights.output, found)
+        if self.ranks is not None:
+            self.ranks.collect(logits)
         if spec.logits_softcap is not None:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits
@@ -252,7 +259,8 @@ class Decoder:
         next_norm = None if behind is None else behind.first_norm
         if layer.mix is not None and mixed is not None:
             following = next_norm if layer.mlp is None else layer.mlp_norm
-            self._products.join(mixed, layer.mix.o, stream, layer.post_attention_norm, following)
+            norms = layer.post_attention_norm, following
+            self._products.join(mixed, layer.mix.o, stream, *norms, ranks=self.ranks)
             self._products.end(stream, layer.after_attention)
         if layer.input is None or self._inputs is None:
             self._mlps.go_through(index, layer, stream, behind, layer.scale)

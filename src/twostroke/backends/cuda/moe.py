@@ -26,6 +26,7 @@ from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.packed_products import packed_experts_product
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.product_kernels import NEEDS_ROOM
+from twostroke.backends.cuda.kernels.rank_rows import keep_held
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
 from twostroke.models.spec import MoeSpec
@@ -102,6 +103,8 @@ class MoeScratch:
         self.routing = RoutingScratch(experts, max_tokens, device)
         self.shares = torch.zeros(max_tokens, top_k, dtype=torch.float32, device=device)
         self.starts = integers(experts + 1)
+        self._held_starts = None if moe.held is None else integers(len(moe.held_experts) + 1)
+        self._first_held = moe.held_experts.start
         self.sorted_pairs = integers(pairs)
         self.rows = integers(max_tokens, top_k)
         self.chosen = integers(max_tokens, top_k)
@@ -120,12 +123,21 @@ class MoeScratch:
         self._top_k = top_k
 
     def order(self, num_pairs: int) -> Order:
+        """Of all experts."""
         return Order(self.sorted_pairs[:num_pairs], self.starts, self._top_k)
+
+    def held_order(self, num_pairs: int) -> Order:
+        """Of those that this rank holds: rows stay where they are, and those of other experts are nobody's."""
+        if self._held_starts is None:
+            return self.order(num_pairs)
+        own = self.starts[self._first_held :][: len(self._held_starts)]
+        return Order(self.sorted_pairs[:num_pairs], self._held_starts.copy_(own), self._top_k)
 
 
 class MoeBlock:
     def __init__(self, moe: MoeSpec, weights: MoeWeights, choices: Choices) -> None:
         self._moe, self._weights, self._choices = moe, weights, choices
+        self._held_share = len(moe.held_experts) / moe.num_experts
         self._gate: Gate = moe.activation if moe.clamp is None else moe.clamp
         self._alone = moe.expert.alone
         self._terms = RouterTerms(moe.routing, weights.router_bias, weights.router_correction, weights.scales)
@@ -159,6 +171,9 @@ class MoeBlock:
         )
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
         downs = self._choice(weights.down, num_pairs)
+        if moe.held is not None:
+            order = scratch.held_order(num_pairs)
+            outputs.zero_()  # of experts that other ranks hold
         self.multiply(x, weights.gate_up, activations, order, gates, scratch)
         self.multiply(activations, weights.down, outputs, order, downs, scratch)
         moe_combine.combine(outputs, rows, shares, out, residual=residual, next_norm=next_norm)
@@ -166,7 +181,7 @@ class MoeBlock:
     def prepare(self, scratch: MoeScratch) -> None:
         """Have every kernel of the grouped products compiled, whichever sizes of step follow: on rows of nobody."""
         scratch.starts.zero_()
-        order, x = scratch.order(1), scratch.expert_outputs[:1]  # as wide as a token, and nobody's
+        order, x = scratch.held_order(1), scratch.expert_outputs[:1]  # as wide as a token, and nobody's
         activations, weights = scratch.activations[:1], self._weights
         for matrix, places in ((weights.gate_up, (x, activations)), (weights.down, (activations, x))):
             for _, choice in self._choices.later_lines(matrix.product, matrix.form_names, 0):
@@ -237,7 +252,7 @@ class MoeBlock:
         )
 
     def _choice(self, matrix: Matrix, num_pairs: int) -> KernelChoice:
-        return self._choices.of(matrix.product, num_pairs, matrix.form_names)
+        return self._choices.of(matrix.product, max(1, round(num_pairs * self._held_share)), matrix.form_names)
 
     def _few(
         self,
@@ -268,7 +283,7 @@ class MoeBlock:
 
     def _route_few(self, x: torch.Tensor, scratch: MoeScratch) -> Routed:
         top_k, router, num_tokens = self._moe.experts_per_token, self._weights.router, len(x)
-        if self._terms.is_plain:
+        if self._terms.is_plain and self._moe.held is None:
             logits = scratch.logits[:num_tokens]
             moe_decode.router_logits(x, router, logits)
             return Routed(top_k, logits)
@@ -277,4 +292,6 @@ class MoeBlock:
         moe_routing.choose_experts(
             x, router, scratch.routing, shares, normalise=normalise, terms=self._terms, tile=tile, chosen=chosen
         )
+        if self._moe.held is not None:
+            keep_held(chosen, shares, self._moe.held_experts.start, len(self._moe.held_experts))
         return Routed(top_k, chosen=chosen, shares=shares)

@@ -41,6 +41,7 @@ from twostroke.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.layer_weights import AfterNorm
+    from twostroke.backends.cuda.ranks import CardRanks
 
 LONG_ROWS = 256
 """Steps of fewer rows are all launched at start; of the lengths beyond there are too many."""
@@ -50,7 +51,7 @@ def card_of(device: torch.device, dtype: torch.dtype) -> Card:
     target = target_of(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     is_able = target.is_hopper and dtype in (torch.bfloat16, torch.float16) and why_not() is None
-    return Card(name, target.num_sms, is_able, target.has_float8)
+    return Card(name, target.num_sms, is_able, target.has_float8, lacks_group_scales=target.lacks_group_scales)
 
 
 def card_for(device: torch.device, dtype: torch.dtype, formats: Formats) -> Card:
@@ -177,10 +178,16 @@ class Products:
         post_norm: torch.Tensor | None,
         next_norm: torch.Tensor | None,
         scale: torch.Tensor | None = None,
+        ranks: CardRanks | None = None,
     ) -> None:
         """What a block found joins the residual stream; where that takes a kernel of its own, it norms the stream for
-        the next block, if there is one. `scale`: of a layer that ends here, and norms what it found."""
+        the next block, if there is one. `scale`: of a layer that ends here, and norms what it found. `ranks`: who find
+        a part of it each."""
         assert scale is None or post_norm is not None
+        if ranks is not None:
+            ranks.add_up(found := self.whole(x, matrix))
+            self.add(found, stream, post_norm, next_norm, scale)
+            return
         choice, residual = self._choice(matrix, len(x)), stream.residual
         stream.normed_by = None
         if isinstance(choice.tile, GemvConfig):
@@ -194,11 +201,27 @@ class Products:
             if next_norm is not None:
                 self.normed(stream, next_norm)
             return
-        found = self.found(len(x))
+        self.add(self._multiplied(choice, x, matrix, self.found(len(x))), stream, post_norm, next_norm, scale)
+
+    def _multiplied(self, choice: KernelChoice, x: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> torch.Tensor:
+        """In `out` [num_rows, hidden], or in parts that its reader adds up  # float32 [parts, num_rows, hidden]"""
         if parts := choice.tile.sums:
-            found = self._scratch.sums[: parts * found.numel()].view(parts, *found.shape)
-        self._launch(choice, x, matrix, found, None)
-        self.add(found, stream, post_norm, next_norm, scale)
+            out = self._scratch.sums[: parts * out.numel()].view(parts, *out.shape)
+        self._launch(choice, x, matrix, out, None)
+        return out
+
+    def whole(self, x: torch.Tensor, matrix: Matrix, out: torch.Tensor | None = None) -> torch.Tensor:
+        """What a block found, by itself, in `out`; None: where `found` has room  # [num_rows, hidden]"""
+        choice, out = self._choice(matrix, len(x)), self.found(len(x)) if out is None else out
+        if isinstance(choice.tile, GemvConfig):
+            linear_few(x, matrix.weight, out, bias=matrix.bias, config=choice.tile)
+            return out
+        found = self._multiplied(choice, x, matrix, out)
+        if found.dim() == 3:
+            for part in found[1:]:
+                found[0].add_(part)
+            out.copy_(found[0])
+        return out
 
     def add(
         self,

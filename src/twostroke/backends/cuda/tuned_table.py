@@ -115,7 +115,8 @@ class Choices:
 
     def of(self, product: Product, rows: int, forms: tuple[str, ...]) -> KernelChoice:
         """By the table's line for this product, in any of the forms that its weights are held in; where there is none,
-        or its kernel declines, by that of the nearest size that a kernel takes; else by what computes it anywhere."""
+        or its kernel declines, by that of the nearest size that a kernel takes; else by what computes it anywhere.
+        Rows that nobody asked to have rounded are rounded by a line of this size alone."""
         key = (product, rows, forms)
         if key not in self._known:
             self._known[key] = self._look_up(product, rows, forms)
@@ -173,12 +174,16 @@ class Choices:
         for source in self._nearest(product):
             is_measured = asked <= self._lines[source].keys()
             for form, lines in self._lines[source].items():
+                if form in FLOAT8_FORMS and not asked and source != product:
+                    continue
                 line = line_at(lines, _rows_in(source, product, rows)) if form in forms else None
                 if line and not is_measured and line.kernel in BY_FLOATS:
                     continue  # whoever asked for float8 gets it, unless it was measured to be slower
                 choice = line and self._accepted(product, rows, line)
                 if choice:
                     return choice
+                if line and form in asked:
+                    is_measured = False  # what was faster or slower there is not to be had here
         for kernel in (kernel for kernel in ANYWHERE if kernel.form in forms):
             if not isinstance(tile := kernel.tile(product, rows, self.card, {}), str):
                 return KernelChoice(kernel, tile, {})

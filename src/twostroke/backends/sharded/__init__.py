@@ -1,12 +1,21 @@
-"""Tensor parallelism on the host: a backend of several ranks, each of which is an ordinary backend with a part of the
-model (`models/shard.py`). Start at `backend.py`; `meeting.py` is where ranks meet."""
+"""Tensor parallelism: a backend of several ranks, each of which is an ordinary backend with a part of the model
+(`models/shard.py`). On the host start at `backend.py`; `meeting.py` is where its ranks meet. On cards start at
+`card_backend.py`; where those meet their own backend knows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import NO_RANKS, BackendFactory, BackendSettings, RankedFactory
+from twostroke.backends.interface import (
+    NO_RANKS,
+    Backend,
+    BackendFactory,
+    BackendSettings,
+    CardRanksFactory,
+    CardTransport,
+    RankedFactory,
+)
 from twostroke.core.errors import ModelError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -18,15 +27,32 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.shard import Shard, described, shard_checkpoint
 
 if TYPE_CHECKING:
-    from twostroke.backends.sharded.backend import ShardedBackend
-    from twostroke.backends.sharded.setup import Transport
+    from twostroke.backends.sharded.setup import RankSetup, Transport
+
+
+RANK_MODULE = "twostroke.backends.sharded.rank_process"
+"""What the processes of ranks above 0 run."""
+ON_HOSTS = "its ranks meet in shared memory, and --rank-transport is for ranks on cards"
+
+
+def shared_by(own: BackendFactory, size: int, transport: CardTransport | None) -> ShardedFactory:
+    """`transport`: between cards; None: as suits them."""
+    from twostroke.backends.sharded.cards import CardsFactory
+
+    if isinstance(own, CardRanksFactory):
+        return CardsFactory(own, size, transport)
+    return ShardedFactory(own, size, declines=None if transport is None else ON_HOSTS)
 
 
 class ShardedFactory:
     """Another backend's factory, for ranks of it that share this machine's memory: what all of them take together is
     what counts."""
 
-    def __init__(self, own: BackendFactory, size: int, transport: Transport = "shared") -> None:
+    def __init__(
+        self, own: BackendFactory, size: int, transport: Transport = "shared", declines: str | None = None
+    ) -> None:
+        """`declines`: why it does not do what was asked for."""
+        self._declines = declines
         self._own, self._size, self._transport = own, size, transport
         self.name = own.name
         self.preferred_weights, self.smaller_weights = own.preferred_weights, own.smaller_weights
@@ -38,6 +64,8 @@ class ShardedFactory:
 
         if (reason := self._own.supports(checkpoint)) is not None:
             return reason
+        if self._declines is not None:
+            return self._declines
         if not isinstance(self._own, RankedFactory):
             return NO_RANKS
         if Source.of(checkpoint) is None:
@@ -82,8 +110,9 @@ class ShardedFactory:
         held = sum(own.held_bytes(part, name, formats) for part in self.parts(checkpoint) for name in part.tensors)
         return replace(space, free_beside_weights_bytes=max(0, space.free_beside_weights_bytes + whole - held))
 
-    def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> None:
+    def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> str | None:
         """Both phases read the same."""
+        return None
 
     def ceilings(self, checkpoint: Checkpoint, threads: int, formats: Formats) -> Ceilings:
         """Of the machine: all its cores, whichever rank has them."""
@@ -93,19 +122,20 @@ class ShardedFactory:
         """What each rank holds, for a user to read."""
         return described([part.spec for part in self.parts(checkpoint)])
 
-    def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> ShardedBackend:
-        from twostroke.backends.sharded.backend import ShardedBackend
-        from twostroke.backends.sharded.crew import Crew
+    def _setup(
+        self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings, transport: Transport
+    ) -> RankSetup:
+        """Rank 0's, without descriptors."""
         from twostroke.backends.sharded.lines import SPIN_S
         from twostroke.backends.sharded.setup import RankSetup, Source
 
         source, threads = Source.of(checkpoint), max(1, settings.threads // self._size)
         assert source is not None and not settings.companions
-        setup = RankSetup(
+        return RankSetup(
             backend=self.name,
             source=source,
             rank=0,
-            transport=self._transport,
+            transport=transport,
             widths=tuple(part.spec.num_logits for part in self.parts(checkpoint)),
             layout=layout,
             settings=replace(settings, threads=threads),
@@ -113,7 +143,12 @@ class ShardedFactory:
             ends=(),
             memory=None,
         )
-        crew = Crew(setup)
+
+    def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> Backend:
+        from twostroke.backends.sharded.backend import ShardedBackend
+        from twostroke.backends.sharded.crew import Crew
+
+        crew = Crew(self._setup(checkpoint, layout, settings, self._transport))
         try:
             with crew.setup.on_own_cores():
                 own = crew.setup.create(crew.meeting, checkpoint, self._own)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -13,24 +14,27 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from twostroke.backends.sharded import RANK_MODULE
 from twostroke.backends.sharded.meeting import Meeting, shared_bytes
 from twostroke.backends.sharded.rank_process import Exit
 from twostroke.backends.sharded.setup import RankSetup
 from twostroke.core.errors import BackendError
 
-MODULE = "twostroke.backends.sharded.rank_process"
 END_LIMIT_S = 5.0
 LAST_WORDS_S = 2.0
 """That the process of a rank that is gone may take to end."""
 
 
 class Crew:
-    def __init__(self, setup: RankSetup) -> None:
-        """`setup`: rank 0's, without descriptors. Starts all other ranks; they load meanwhile (`await_ready`)."""
+    def __init__(
+        self, setup: RankSetup, environments: Sequence[Mapping[str, str]] = (), module: str = RANK_MODULE
+    ) -> None:
+        """`setup`: rank 0's, without descriptors. Starts all other ranks; they load meanwhile (`await_ready`).
+        `environments`: by rank, what its process is told beside this one's own. `module`: what it runs."""
         self._size, self._processes = len(setup.widths), list[subprocess.Popen[bytes]]()
         with contextlib.ExitStack() as ends, contextlib.ExitStack() as own_ends:
             by_rank: list[dict[int, int]] = [{} for _ in range(self._size)]
@@ -43,53 +47,71 @@ class Crew:
             if setup.transport == "shared":
                 memory = _memory(shared_bytes(setup.widths))
                 ends.callback(_close, memory)
+            elif setup.place is not None:
+                memory = _memory(0)
+                own_ends.callback(_close, memory)
             try:
                 for rank in range(1, self._size):
                     told = replace(setup, rank=rank, ends=tuple(by_rank[rank].items()), memory=memory)
-                    self._processes.append(_start(told))
+                    self._processes.append(_start(told, environments[rank] if environments else {}, module))
                 self.setup = replace(setup, ends=tuple(by_rank[0].items()), memory=memory)
                 self.meeting = self.setup.meeting()
             except OSError as error:
                 _end(self._processes, 0.0)
                 raise BackendError(f"{self._size} ranks could not be started: {error.strerror or error}") from None
             own_ends.pop_all()  # the meeting has them now
-        self._finalizer = weakref.finalize(self, _dismiss, self.meeting, self._processes)
+        self._store = memory if setup.place is not None else None
+        self._finalizer = weakref.finalize(self, _dismiss, self.meeting, self._processes, self._store)
+
+    def await_here(self) -> None:
+        """Of ranks on cards: all are about to meet. Raises as `await_ready` does."""
+        self._await("here")
 
     def await_ready(self) -> None:
         """Raises BackendError with what kept a rank from starting."""
+        self._await("ready")
+
+    def _await(self, word: str) -> None:
         for rank, process in enumerate(self._processes, start=1):
             words = _words(process)
-            if not words.get("ready"):
+            if not words.get(word):
                 raise BackendError(f"{self._named(rank)} {_fate(process, words)} as it started")
 
-    def why_lost(self) -> str:
-        """What became of the rank that is gone; a rank that ended because another did is no reason."""
+    def why_lost(self, otherwise: str | None = None) -> str:
+        """What became of the rank that is gone; a rank that ended because another did is no reason. `otherwise`: if
+        none is."""
         until_s = time.monotonic() + LAST_WORDS_S
         consequences = (None, Exit.TOLD, Exit.PARENT_GONE, Exit.RANK_LOST)
         while True:
             for rank, process in enumerate(self._processes, start=1):
                 if process.poll() not in consequences:
                     return f"{self._named(rank)} {_fate(process, _words(process))}"
+                if _is_heard(process) and "failed" in (words := _words(process)):
+                    return f"{self._named(rank)} {_fate(process, words)}"  # it takes a while to end
             if time.monotonic() > until_s:
-                return f"a rank of {self._size} is gone"
+                return otherwise or f"a rank of {self._size} is gone"
             time.sleep(0.01)
+
+    def is_one_gone(self) -> bool:
+        return any(process.poll() is not None for process in self._processes)
 
     def end(self, limit_s: float = END_LIMIT_S) -> None:
         """Returns when all have ended; those that have not by then are killed."""
-        self._finalizer.detach()
-        self.meeting.close()
-        _end(self._processes, limit_s)
+        if self._finalizer.detach() is not None:
+            self.meeting.close()
+            _end(self._processes, limit_s)
+            _close(self._store)
 
     def _named(self, rank: int) -> str:
         return f"rank {rank} of {self._size} (process {self._processes[rank - 1].pid})"
 
 
-def _start(setup: RankSetup) -> subprocess.Popen[bytes]:
+def _start(setup: RankSetup, told: Mapping[str, str], module: str) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_API_KEYS"}
-    environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), **told}
     descriptors = [end for _, end in setup.ends] + ([] if setup.memory is None else [setup.memory])
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", MODULE],
+        [sys.executable, "-P", "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -122,26 +144,33 @@ def _words(process: subprocess.Popen[bytes]) -> dict[str, object]:
     return dict(json.loads(line)) if line.endswith(b"\n") else {}
 
 
+def _is_heard(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a line can be read without waiting for it, or the end."""
+    assert process.stdout is not None
+    return not process.stdout.closed and bool(select.select([process.stdout], [], [], 0)[0])
+
+
 def _fate(process: subprocess.Popen[bytes], words: dict[str, object]) -> str:
     """Of one that has ended, or is about to."""
-    failed, code = words.get("failed"), process.wait()
-    if failed is not None:
+    if (failed := words.get("failed")) is not None:
         return f"failed ({failed})"
-    if code < 0:
+    if (code := process.wait()) < 0:
         with contextlib.suppress(ValueError):
             return f"was killed ({signal.Signals(-code).name})"
     return f"ended with status {code}"
 
 
-def _close(descriptor: int) -> None:
+def _close(descriptor: int | None) -> None:
     with contextlib.suppress(OSError):
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
-def _dismiss(meeting: Meeting, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _dismiss(meeting: Meeting, processes: Sequence[subprocess.Popen[bytes]], store: int | None) -> None:
     """Of a crew that nobody ended."""
     meeting.close()
     _end(processes, END_LIMIT_S)
+    _close(store)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from twostroke import backends
 from twostroke.backends.host.host_backend import HostBackend
-from twostroke.backends.interface import BackendFactory, BackendSettings, RankedFactory
+from twostroke.backends.interface import (
+    Backend,
+    BackendFactory,
+    BackendSettings,
+    CardPlace,
+    CardTransport,
+    RankedFactory,
+)
 from twostroke.backends.sharded.lines import Line
 from twostroke.backends.sharded.meeting import Meeting, RelayMeeting, SharedMeeting
 from twostroke.backends.sharded.rank_cores import on_cores, rank_cores
@@ -24,7 +31,9 @@ from twostroke.models.random_weights import DrawnTensor, random_checkpoint
 from twostroke.models.shard import Shard, shard_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 
-Transport = Literal["shared", "relay"]
+Transport = Literal["shared", "relay"] | CardTransport
+"""Through shared memory, through rank 0's hands, or between cards, which have their own ways to meet."""
+CARD_TRANSPORTS: tuple[CardTransport, ...] = get_args(CardTransport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +78,31 @@ class RankSetup:
     ends: tuple[tuple[int, int], ...]
     """Of each line to another rank: whose, and its descriptor."""
     memory: int | None
-    """The descriptor of the shared memory; None: none is shared."""
+    """The descriptor of the shared memory, or of the file by which ranks on cards find each other; None: of none."""
+
+    @property
+    def place(self) -> CardPlace | None:
+        """On a card."""
+        if self.transport not in CARD_TRANSPORTS:
+            return None
+        return CardPlace(self.rank, self.widths, self.transport, f"/proc/self/fd/{self.memory}")
 
     @property
     def shard(self) -> Shard:
         return Shard(self.rank, len(self.widths))
 
     def on_own_cores(self) -> AbstractContextManager[None]:
-        """Threads that are started within stay on this rank's cores, where there are enough for all ranks."""
+        """Threads that are started within stay on this rank's cores, where there are enough for all ranks. Those of a
+        rank on a card go where they like."""
+        if self.place is not None:
+            return nullcontext()
         return on_cores(rank_cores(self.shard, self.settings.threads))
 
     def meeting(self) -> Meeting:
         lines = {peer: Line(peer, socket.socket(fileno=end), self.spin_s) for peer, end in self.ends}
-        if self.memory is None:
+        if self.transport != "shared":
             return RelayMeeting(self.rank, lines, self.widths)
+        assert self.memory is not None
         return SharedMeeting(self.rank, lines, self.widths, self.memory)
 
     def to_json(self) -> bytes:
@@ -122,9 +142,15 @@ class RankSetup:
 
     def create(self, meeting: Meeting, checkpoint: Checkpoint, factory: BackendFactory | None = None) -> HostBackend:
         """This rank's part of a model, as an ordinary backend that meets the others."""
-        factory = factory or backends.load_factory(self.backend)
-        assert isinstance(factory, RankedFactory)
-        part = shard_checkpoint(checkpoint, self.shard, factory.rank_unit)
-        own = factory.create(part, self.layout, replace(self.settings, join=meeting.add_up))
+        own = self._create(checkpoint, factory, replace(self.settings, join=meeting.add_up))
         assert isinstance(own, HostBackend)
         return own
+
+    def create_on_card(self, checkpoint: Checkpoint, factory: BackendFactory | None = None) -> Backend:
+        """The same on a card: it meets the others at once, and is there when they are."""
+        return self._create(checkpoint, factory, replace(self.settings, place=self.place, drafts=False))
+
+    def _create(self, checkpoint: Checkpoint, factory: BackendFactory | None, settings: BackendSettings) -> Backend:
+        factory = factory or backends.load_factory(self.backend)
+        assert isinstance(factory, RankedFactory)
+        return factory.create(shard_checkpoint(checkpoint, self.shard, factory.rank_unit), self.layout, settings)

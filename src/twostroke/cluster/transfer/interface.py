@@ -34,6 +34,10 @@ _ID = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
 
+class Bell(Protocol):
+    def fileno(self) -> int: ...
+
+
 class Slots(Protocol):
     """What a transport reads and fills. `KeptBlocks` (core/kv_blocks.py) is one. A slot's memory stays where it is."""
 
@@ -192,6 +196,13 @@ class Transport(Protocol):
     def is_read(self, lease_id: str) -> bool:
         """Whether a peer is reading it at this moment."""
 
+    def who_listens(self, name: str) -> str | None:
+        """Of peers that listen to this engine, the one of this name, by the first of its names; of no name, the only
+        one. None: there is none, or there are several."""
+
+    def tell(self, name: str, word: str) -> None:
+        """Whoever listens under this name. It may be lost, and never comes twice."""
+
     # The reader's side
 
     def fetch(
@@ -209,6 +220,17 @@ class Transport(Protocol):
 
     def release(self, peer: Contact, lease_id: str) -> None:
         """Tell a peer that this is not wanted any more, fetched or not. As `beat`: a lease has its own end."""
+
+    def listen(self, peer: Contact, names: Sequence[str]) -> None:
+        """Hear what a peer tells one of these names, from now on, until it is gone. Asked for again it is tried
+        again."""
+
+    def heard(self) -> list[tuple[Contact, str]]:
+        """Words since the last call, and whose they are."""
+
+    @property
+    def bell(self) -> Bell:
+        """Can be read while `heard` has something."""
 
     # Both
 

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from twostroke.cluster.transfer.audience import Audience
 from twostroke.cluster.transfer.channel import Channel, Message, RefusedError, TransferError
 from twostroke.cluster.transfer.couriers import Couriers
 from twostroke.cluster.transfer.desk import Desk
+from twostroke.cluster.transfer.ears import Bell, Ears
 from twostroke.cluster.transfer.interface import Contact, Fetching, Landing, Note, Place, Slots, TransferConfig, is_id
 from twostroke.cluster.transfer.lines import Lines
 from twostroke.cluster.transfer.listener import Listener
@@ -63,6 +65,8 @@ class SocketTransport:
         self._desk = Desk(self._offers, self._news)
         self._lines = Lines(config.key)
         self._couriers = Couriers(self._lines)
+        self._audience, self._ears = Audience(), Ears(self._lines)
+        self._desk.answers["listen"] = self._audience.serve
         self._jobs: dict[Fetching, Job] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -86,6 +90,12 @@ class SocketTransport:
 
     def is_read(self, lease_id: str) -> bool:
         return self._offers.is_read(lease_id)
+
+    def who_listens(self, name: str) -> str | None:
+        return self._audience.find(name)
+
+    def tell(self, name: str, word: str) -> None:
+        self._audience.tell(name, word)
 
     # The reader's side
 
@@ -192,6 +202,16 @@ class SocketTransport:
     def release(self, peer: Contact, lease_id: str) -> None:
         self._couriers.post(peer, done=(lease_id,))
 
+    def listen(self, peer: Contact, names: Sequence[str]) -> None:
+        self._ears.listen(peer, names)
+
+    def heard(self) -> list[tuple[Contact, str]]:
+        return self._ears.take()
+
+    @property
+    def bell(self) -> Bell:
+        return self._ears.bell
+
     # Both
 
     def poll(self) -> list[Note]:
@@ -210,6 +230,8 @@ class SocketTransport:
             if job.thread is not None:
                 job.thread.join()
         self._couriers.close(LAST_NOTES_S)
+        self._audience.close()
+        self._ears.close()
         self._lines.close()
         self._listener.close()
 

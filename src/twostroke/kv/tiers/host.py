@@ -13,6 +13,8 @@ from twostroke.kv.prefix_index import PrefixNode
 
 MOST_PASSED = 32
 """Pinned slots that are looked past for one that can be given up."""
+UNNAMED = PrefixNode(b"", None, (), "")
+"""Of a block whose prefix is not known yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +83,19 @@ class HostTier:
         another prefix has the same hash and keeps its place."""
         if node.digest in self._kept[group]:
             return None
+        return self._take(node, group)
+
+    def take_unnamed(self, group: int) -> Kept | None:
+        """The same for a block of which it will be known later what it is; `name` says it."""
+        return self._take(UNNAMED, group)
+
+    def name(self, kept: Kept, node: PrefixNode) -> None:
+        """It is a block of this prefix, as is known now."""
+        if kept.node is not UNNAMED:
+            raise ConservationError(f"host slot {kept.slot} of KV group {kept.group} has a name already")
+        kept.node = node
+
+    def _take(self, node: PrefixNode, group: int) -> Kept | None:
         slot = self._slot(group)
         if slot is None:
             return None

@@ -7,24 +7,28 @@ other's heartbeats extend.
 
 What comes: a request names another engine's lease. Slots are taken and pinned for it, and the transport fills them
 while it waits. They stay pinned until the transport says that no byte can land any more, whoever still wants them; what
-did not come in time is read here."""
+did not come in time is read here.
+
+What goes while it is still being read, and comes so: `early.py`."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from twostroke.core.handoff import Handoff, HandoffRecord, HandoffTotals
 from twostroke.core.kv_blocks import BlockConverter, KeptBlocks, KVFormat
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.prefix_index import PrefixNode
+from twostroke.kv.tiers.early import EarlyBlocks, EarlyOffers, Joined, Told
 from twostroke.kv.tiers.giving_way import who_gives_way
 from twostroke.kv.tiers.host import HostTier, Kept
 from twostroke.kv.tiers.landing import Conversion, Landing
+from twostroke.kv.tiers.transport import Place, Transport
 
 LEASE_S = 30.0
 """From the end of reading, for the other engine to ask."""
@@ -38,54 +42,8 @@ FIRST_BYTES_PER_S = 1e9
 """Until a transfer was timed."""
 WEIGHT_OF_LATEST = 0.3
 
-Place = tuple[int, int]
-"""A group and a slot."""
 BlockOf = Callable[[int, int, PrefixNode], int | None]
 """Of a group and a place in a prompt, which is named: the block of the device that holds it."""
-
-
-class Fetching(Protocol):
-    """A transfer. `is_settled`: its outcome is known; `is_over`: no byte of it can land any more."""
-
-    @property
-    def is_settled(self) -> bool: ...
-    @property
-    def is_over(self) -> bool: ...
-    @property
-    def arrived(self) -> bool: ...
-    @property
-    def took_s(self) -> float: ...
-    @property
-    def error(self) -> str | None: ...
-
-
-class LeaseNote(Protocol):
-    """What another engine said of a lease: `alive`, or `done`."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def lease_id(self) -> str: ...
-
-
-class Transport(Protocol):
-    """As `cluster/transfer` has them; peers are named by the text of their contact."""
-
-    @property
-    def described(self) -> str: ...
-    def name_of(self, peer: str) -> str: ...
-    def offer(self, lease_id: str, places: Sequence[Place]) -> None: ...
-    def withdraw(self, lease_id: str) -> object: ...
-    def is_read(self, lease_id: str) -> bool: ...
-    def fetch(
-        self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place] | Landing, deadline_s: float
-    ) -> Fetching: ...
-    def cancel(self, fetching: Any) -> None: ...
-    def beat(self, peer: str, lease_ids: Sequence[str]) -> None: ...
-    def release(self, peer: str, lease_id: str) -> None: ...
-    def poll(self) -> Iterable[LeaseNote]: ...
-    def wait(self, timeout_s: float) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +64,8 @@ class Lease:
     """Somebody said that he waits for it."""
     is_full: bool = False
     """No slot was left for the next one."""
+    told: Told | None = None
+    """None: nobody was told of it before the end of reading."""
 
     def blocks(self) -> Iterator[Kept]:
         for own in self.kept:
@@ -130,10 +90,12 @@ class PeerFetch:
     seq_id: int
     blocks: tuple[tuple[Kept, None], ...]
     handoff: Handoff
-    fetching: Fetching
+    fetching: Joined
     timing: SequenceTiming
     num_bytes: int
     beat_s: float
+    early_bytes: int = 0
+    """Of those, that were here when it began."""
     arrived: list[bool] = field(default_factory=list)
     is_settled: bool = False
     """The scheduler's thread knows its outcome."""
@@ -162,6 +124,8 @@ class Peers:
         self._leases: dict[str, Lease] = {}
         self._fetches: list[PeerFetch] = []
         self._totals = HandoffTotals()
+        self.early_offers = EarlyOffers(transport, model, formats)
+        self.early = EarlyBlocks(host, transport, model, formats, self._totals)
 
     # What goes
 
@@ -245,7 +209,7 @@ class Peers:
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return
-        if lease.until_s != inf:
+        if lease.until_s != inf or lease.told is not None:
             self.transport.withdraw(lease_id)
         for kept in lease.blocks():
             self._host.unpin(kept)
@@ -256,27 +220,38 @@ class Peers:
         self, seq_id: int, handoff: Handoff, wanted: Sequence[Wanted], timing: SequenceTiming
     ) -> PeerFetch | None:
         """Bring these blocks to host slots. None: there is no room for them, and the lease is given back."""
+        self.transport.listen(handoff.peer)
         taken: list[Kept] = []
         num_bytes = self.num_bytes(handoff, wanted)
-        for one in wanted if self._may_land(handoff, num_bytes) else ():
+        rest, early = self._parted(handoff, wanted)
+        for one in rest if self._may_land(handoff, num_bytes) else ():
             kept = self._host.take(one.node, one.group)
             if kept is None:
                 break
             taken.append(kept)
-        if len(taken) < len(wanted):
+        if len(taken) < len(rest):
             for kept in taken:
                 self._host.forget(kept)
                 self._host.unpin(kept)
             self.refuse(handoff, timing, "host memory has no room for it (--kv-host-gb)")
             return None
-        now_s, local, remote = self._clock(), [(kept.group, kept.slot) for kept in taken], _sources(wanted)
-        landing = local if self.fits(handoff) else self._landing(handoff, wanted, taken)
-        until_s = now_s + min(FETCH_S, handoff.lease_s)
-        fetching = self.transport.fetch(handoff.peer, handoff.lease_id, remote, landing, until_s)
-        blocks = tuple((kept, None) for kept in taken)
-        fetch = PeerFetch(seq_id, blocks, handoff, fetching, timing, num_bytes, now_s)
+        now_s, local = self._clock(), [(kept.group, kept.slot) for kept in taken]
+        landed, fetchings, early_bytes = self.early.claim(handoff, early)
+        if rest:
+            landing = local if self.fits(handoff) else self._landing(handoff, rest, taken)
+            until_s = now_s + min(FETCH_S, handoff.lease_s)
+            remote = _sources(rest)
+            fetchings.append(self.transport.fetch(handoff.peer, handoff.lease_id, remote, landing, until_s))
+        blocks = tuple((kept, None) for kept in (*landed, *taken))
+        fetch = PeerFetch(seq_id, blocks, handoff, Joined(fetchings), timing, num_bytes, now_s, early_bytes)
         self._fetches.append(fetch)
         return fetch
+
+    def _parted(self, handoff: Handoff, wanted: Sequence[Wanted]) -> tuple[list[Wanted], dict[Place, PrefixNode]]:
+        """Those that are to be fetched, and by their places those that came early, or are on their way."""
+        places = self.early.places(handoff)
+        early = {(one.group, one.sources[0]): one.node for one in wanted if (one.group, one.sources[0]) in places}
+        return [one for one in wanted if (one.group, one.sources[0]) not in early], early
 
     def fits(self, handoff: Handoff) -> bool:
         """Whether its bytes are blocks here as they are."""
@@ -306,13 +281,19 @@ class Peers:
     def refuse(self, handoff: Handoff, timing: SequenceTiming, why: str) -> None:
         """It is not taken: the prompt is read here, and its owner need not keep it."""
         self._totals.refused += 1
+        self.early.drop(handoff)
         self.transport.release(handoff.peer, handoff.lease_id)
         name = self.transport.name_of(handoff.peer)
         timing.handoff = HandoffRecord(name, 0, 0, 0.0, handoff.read_s, handoff.queue_s, why)
 
     def give_up(self, fetch: PeerFetch) -> None:
         """Its sequence is gone; its slots are not free before it `is_over`."""
-        self.transport.cancel(fetch.fetching)
+        for part in fetch.fetching.parts:
+            self.transport.cancel(part)
+
+    def seconds_of(self, handoff: Handoff, wanted: Sequence[Wanted]) -> float:
+        """Predicted, to fetch what is not here yet of these."""
+        return self.seconds(self.num_bytes(handoff, self._parted(handoff, wanted)[0]))
 
     def seconds(self, num_bytes: int) -> float:
         """Predicted, to fetch this many bytes."""
@@ -329,6 +310,7 @@ class Peers:
             if lease.until_s < now_s:
                 self._totals.expired += 1
                 self.drop(lease.lease_id)
+        self.early.settle(now_s)
         settled = [fetch for fetch in self._fetches if fetch.fetching.is_settled]
         for fetch in settled:
             self._fetches.remove(fetch)
@@ -364,27 +346,30 @@ class Peers:
             handoff.read_s,
             handoff.queue_s,
             why_not,
+            fetch.early_bytes if fetching.arrived else 0,
         )
         totals = self._totals
+        totals.early_bytes += fetch.early_bytes if fetching.arrived else 0
         totals.fetched += fetching.arrived
         totals.failed += not fetching.arrived
         totals.fetched_tokens += num_tokens
         totals.fetched_bytes += num_bytes
         totals.fetch_s += fetching.took_s if fetching.arrived else 0.0
-        if num_bytes and fetching.took_s > 0.0:
-            self.bytes_per_s += WEIGHT_OF_LATEST * (num_bytes / fetching.took_s - self.bytes_per_s)
+        moved_s = sum(part.took_s for part in fetching.parts)
+        if num_bytes and moved_s > 0.0:
+            self.bytes_per_s += WEIGHT_OF_LATEST * (num_bytes / moved_s - self.bytes_per_s)
 
     def totals(self) -> HandoffTotals:
-        return replace(self._totals, leases=len(self._leases))
+        return replace(self._totals, leases=len(self._leases), early_blocks=self.early.num_held)
 
     @property
     def is_busy(self) -> bool:
         """Whether something is leased or fetched: then `settle` has to be called now and then."""
-        return bool(self._leases or self._fetches)
+        return bool(self._leases or self._fetches or self.early.is_busy)
 
     def pins(self) -> Counter[Kept]:
-        """By leases alone: fetches are the tiers' to count."""
-        return Counter(kept for lease in self._leases.values() for kept in lease.blocks())
+        """By leases, and by what came early: fetches are the tiers' to count."""
+        return Counter(kept for lease in self._leases.values() for kept in lease.blocks()) + self.early.pins()
 
     def close(self) -> None:
         self.transport.close()

@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twostroke import backends
-from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
+from twostroke.config import EngineConfig, ResolvedConfig, resolve
 from twostroke.core.errors import BadRequestError
 from twostroke.core.formats import FormatWish
+from twostroke.core.kv_layout import KVGroupNeed
 from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.machine import MemorySpace
@@ -80,7 +81,7 @@ def resolved_on(
 
 def _out_of_question(deployment: Deployment) -> str | None:
     if deployment.devices_per_copy > 1:
-        return "this engine runs a model on one device"
+        return "the copies are of models on one device"
     if deployment.device.hopper_sms is None:
         return f"the copies are for Hopper GPUs, and {deployment.device.name} is none"
     if deployment.own_shape is not None or deployment.formats.weights != "bf16":

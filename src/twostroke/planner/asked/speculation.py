@@ -23,7 +23,7 @@ class SpeculationWish:
         0.0,
         1.0,
         SPECULATION,
-        "The chance that a draft holds where those before it do. Not given: nobody drafts.",
+        "The chance that a draft holds if those before it do. Not given: no drafts.",
     )
     accepted_length: float | None = number(
         None, 1.0, MAX_DRAFTS + 1.0, SPECULATION, "Instead: the tokens that a step with all of its drafts brings."

@@ -33,8 +33,8 @@ class DeploymentWish:
     on: tuple[str, ...] = several(
         "texts",
         DEPLOYMENT,
-        "h200 (the default), rtx4090, mi300x, m4max, ...; this: the machine under us, measured. With --search it may "
-        "be given several times; default there: all with a public price.",
+        "h200 (the default), rtx4090, mi300x, m4max, ...; this: this machine, measured. With --search it may be "
+        "given several times; default there: all with a public price.",
         metavar="DEVICE",
     )
     tensor_parallel: int = integer(
@@ -44,7 +44,11 @@ class DeploymentWish:
         1, 1, None, DEPLOYMENT, "Stages of one copy, each with its part of the layers, one after another."
     )
     expert_parallel: int = integer(
-        1, 1, None, DEPLOYMENT, "Groups of one copy, each with its part of the experts, all the rest, and own users."
+        1,
+        1,
+        None,
+        DEPLOYMENT,
+        "Groups of one copy: each has a part of the experts, everything else whole, and users of its own.",
     )
     count: int | None = integer(
         None,

@@ -135,7 +135,7 @@ function rooflineRows({ roofline }) {
   const points = [
     ["prefill", roofline.prefill],
     ["decode alone", roofline.decode_alone],
-    ["decode in company", roofline.decode_in_company],
+    ["decode of all users", roofline.decode_in_company],
   ];
   const words = points.filter(([, value]) => value).map(([name, value]) => `${name} ${value.toFixed(1)}`);
   const ridge = `FLOP for each byte read; memory limits below ${roofline.ridge_flops_per_byte.toFixed(1)}, arithmetic above`;

@@ -144,6 +144,8 @@ class LibraryFloat8Products:
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> LibraryTile | str:
         if not card.has_hopper_kernels or not card.has_float8:
             return "it needs a Hopper GPU"
+        if card.lacks_group_scales:
+            return "it needs a torch built for CUDA 12.9 or newer"
         if product.experts or product.role == "head" or scale_group(self._code) != ROW_GROUP:
             return f"it takes one matrix of a layer, with a scale for {ROW_GROUP} inputs"
         return "it takes outputs in sixteens" if product.shape[-2] % 16 else LibraryTile()

@@ -55,6 +55,8 @@ class Card:
     """Whether its tensor cores multiply float8."""
     prefers_float8: bool = False
     """Whether rows of prompts are rounded to float8 where no table says otherwise: it was asked for."""
+    lacks_group_scales: bool = False
+    """Whether the library here is too old to multiply float8 with a scale for some inputs of a row."""
 
 
 class Tile(Protocol):

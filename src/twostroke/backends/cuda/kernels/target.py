@@ -12,6 +12,8 @@ import triton
 
 from twostroke.backends.cuda.compile_ahead import launcher
 
+GROUP_SCALES_SINCE = (12, 9)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -56,6 +58,12 @@ class Target:
     def has_float8(self) -> bool:
         """Whether tensor cores multiply float8."""
         return not self.interpreted and self.capability >= (8, 9)
+
+    @property
+    def lacks_group_scales(self) -> bool:
+        """Whether torch was built for a CUDA whose library has no scale for 128 inputs of a row."""
+        built_for = (torch.version.cuda or "").split(".")
+        return len(built_for) > 1 and tuple(map(int, built_for[:2])) < GROUP_SCALES_SINCE
 
 
 def target_of(device: torch.device | str) -> Target:
