@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from bench.fleet_day import PolicyScaler
@@ -22,7 +23,7 @@ from twostroke.config import EngineConfig
 from twostroke.core.service_level import DEFAULT_LEVEL, ServiceLevel, ServiceLevels
 from twostroke.planner.fleet.fleet import simulate_fleet
 from twostroke.planner.fleet.link import find_link
-from twostroke.planner.fleet.report import FleetReport
+from twostroke.planner.fleet.report import Felt, FleetReport
 from twostroke.planner.fleet.spec import Failure, FleetSpec
 from twostroke.planner.report import percentiles
 from twostroke.planner.simulate import ReplicaSpec
@@ -33,6 +34,7 @@ PREFIXES, PREFIX_TOKENS = 2000, 2048
 """Beginnings that prompts share, each as long; the n-th is asked for 1/n as often as the first."""
 PREFILL, DECODE = "#c2500a", "#0b6fb3"
 BUCKET_S = 5.0
+THIRDS = ("before", "surge", "behind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +85,18 @@ class Surge:
         )
 
 
-def replica() -> ReplicaSpec:
-    """Llama-3.1-70B in 8 bits on an H200, by its data sheet and what was measured of others there."""
-    return replace(on_device("Llama-3.1-70B", "h200", 1, EngineConfig(quantise="fp8")).spec, levels=LEVELS)
+def replica(step_factor: float = 1.0) -> ReplicaSpec:
+    """Llama-3.1-70B in 8 bits on an H200, by its data sheet and what was measured of others there. `step_factor`: times
+    the seconds of a step that are predicted by that, to see what an error of them does."""
+    spec = on_device("Llama-3.1-70B", "h200", 1, EngineConfig(quantise="fp8")).spec
+    return replace(spec, levels=LEVELS, step_seconds=lambda work: step_factor * spec.step_seconds(work))
 
 
-def fleet_of(surge: Surge, router: str = "prefix") -> FleetSpec:
+def fleet_of(surge: Surge, router: str = "prefix", step_factor: float = 1.0) -> FleetSpec:
     prefill = max(1, round(0.25 * surge.replicas / surge.surge_factor))
     decode = max(1, round(0.65 * surge.replicas / surge.surge_factor))
     return FleetSpec(
-        replica(),
+        replica(step_factor),
         decode,
         prefill,
         find_link("ndr"),
@@ -105,9 +109,25 @@ def fleet_of(surge: Surge, router: str = "prefix") -> FleetSpec:
     )
 
 
-def played(surge: Surge, trace: Sequence[TraceRequest], router: str = "prefix") -> FleetReport:
+def played(
+    surge: Surge, trace: Sequence[TraceRequest], router: str = "prefix", step_factor: float = 1.0
+) -> FleetReport:
     rules = Rules(start_s=15.0, settle_s=10.0, hold_s=60.0, idle_s=60.0)
-    return simulate_fleet(fleet_of(surge, router), trace, PolicyScaler(Bounds(1, surge.replicas), rules))
+    fleet = fleet_of(surge, router, step_factor)
+    return simulate_fleet(fleet, trace, PolicyScaler(Bounds(1, surge.replicas), rules))
+
+
+def by_third(surge: Surge, felt: Felt) -> dict[str, dict[str, int]]:
+    """Of those served that came before the surge, in it and behind it: whose first token was late, and whose gaps alone
+    were long."""
+    ttft_s = LEVELS.named(DEFAULT_LEVEL).ttft_s or inf
+    thirds = {name: {"served": 0, "late": 0, "long_gaps": 0} for name in THIRDS}
+    for arrival_s, first_s, is_kept in zip(felt.arrival_s, felt.ttft_s, felt.is_kept, strict=True):
+        third = thirds[THIRDS[min(2, int(3 * arrival_s / surge.duration_s))]]
+        third["served"] += 1
+        third["late"] += first_s > ttft_s
+        third["long_gaps"] += first_s <= ttft_s and not is_kept
+    return thirds
 
 
 def record(surge: Surge, trace: Sequence[TraceRequest], report: FleetReport) -> dict[str, Any]:
@@ -120,6 +140,7 @@ def record(surge: Surge, trace: Sequence[TraceRequest], report: FleetReport) -> 
         "prefixes": PREFIXES,
         "served": len(felt.ttft_s),
         "kept_share": report.kept_share,
+        **by_third(surge, felt),
         "ttft_s": simulation.ttft_s,
         "itl_s": simulation.itl_s,
         "most_replicas": max((one.prefill + one.decode for one in report.moments), default=0),
@@ -158,12 +179,13 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=75.0)
     parser.add_argument("--router", default="prefix")
+    parser.add_argument("--steps", type=float, default=1.0, help="Times the seconds that are predicted of a step.")
     parser.add_argument("--no-files", action="store_true", help="Print alone.")
     asked = parser.parse_args()
     surge = Surge(replicas=asked.replicas, duration_s=asked.seconds)
     trace = surge.trace()
     started_s = time.process_time()
-    report = played(surge, trace, asked.router)
+    report = played(surge, trace, asked.router, asked.steps)
     processor_s = time.process_time() - started_s
     found = {"may_have": surge.replicas, "processor_s": round(processor_s, 1), **record(surge, trace, report)}
     for name, value in found.items():

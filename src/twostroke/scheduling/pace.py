@@ -30,7 +30,8 @@ longer to read, and 64 of them would be several promised gaps."""
 PROMISED_SHARE = 0.9
 """Of a gap that was promised, what a step may take by prediction: predictions are off, and a gap is a step and some."""
 LOST_SHARE = 0.03
-"""A step ends with a prompt only if reading the next one in a step of its own costs no more than this share of it."""
+"""A step ends with a prompt only if reading the next one in a step of its own costs no more than this share of it, or
+if the prompt would be late for the sake of the next one."""
 
 
 class Room:
@@ -49,6 +50,10 @@ class Room:
         """How much of a chunk to take into the step. Less than all of it: the step is full then. None only for a prompt
         that may wait, and never for the first of a step."""
         return num_tokens
+
+    def note_due(self, least_s: float, most_s: float) -> None:
+        """A prompt that ends in this step was promised its first token when the step has taken between `least_s` and
+        `most_s`: nobody knows how long it waits for the step in flight."""
 
 
 class Pace(Protocol):
@@ -167,6 +172,8 @@ class PacedRoom(Room):
         self._num_waiting = num_waiting
         self._tokens_left = max_tokens
         self._left_out_s = 0.0
+        self._due_s: list[tuple[float, float]] = []
+        """When each prompt that ends in it is due, at the earliest and at the latest."""
         self.full_tokens = 0
         """Of prompts in the step, those too that would have fitted."""
 
@@ -198,7 +205,8 @@ class PacedRoom(Room):
         lost_s = so_far_s + self._step_seconds(own) - together_s
         later_s = so_far_s + self._step_seconds(replace(self._decodes, chunks=own.chunks)) - together_s
         added_s, num_behind = together_s - so_far_s, self._num_waiting - len(self._work.chunks)
-        if lost_s > LOST_SHARE * so_far_s or num_behind * later_s > num_ending * added_s:
+        makes_late = any(least_s < together_s and so_far_s <= most_s for least_s, most_s in self._due_s)
+        if num_behind * later_s > num_ending * added_s or (lost_s > LOST_SHARE * so_far_s and not makes_late):
             return False
         self._left_out_s = added_s * self._tokens_left / num_tokens
         self.full_tokens += self._tokens_left
@@ -220,6 +228,9 @@ class PacedRoom(Room):
             self._tokens_left -= taken
             self.full_tokens += taken
         return taken
+
+    def note_due(self, least_s: float, most_s: float) -> None:
+        self._due_s.append((least_s, most_s))
 
     def _tokens_within(self, start: int, limit: int, allowed_s: float) -> int:
         """The longest chunk from `start` on, up to `limit`, with which the step takes no longer than it may."""

@@ -151,12 +151,22 @@ class PrefillPlanner:
         plan.add_chunk(sequence, chunk, grants)
         seconds = self._promises.forecast.prefill_s(start, chunk.end)
         plan.reading_s += seconds
+        if chunk.end == sequence.prefill_len:
+            self._note_due(room, sequence, now_s)
         self._policy.note_reading(sequence, seconds, now_s)
         timing = sequence.timing
         timing.prefill_chunks += 1
         timing.recomputed_tokens += max(0, min(chunk.end, sequence.high_water) - start)
         if timing.scheduled_s is None:
             timing.scheduled_s = now_s
+
+    def _note_due(self, room: Room, sequence: Sequence, now_s: float) -> None:
+        """It ends in this step, which may have to wait for one in flight."""
+        promise = sequence.timing.promise
+        if promise is None or promise.ttft_s is None or sequence.num_output:
+            return
+        left_s = sequence.request.asked_s + promise.ttft_s - now_s
+        room.note_due(left_s - self._promises.forecast.reading_step_s.value, left_s)
 
 
 def prefill_chunk(sequence: Sequence, start: int, end: int) -> PrefillChunk:
