@@ -146,15 +146,32 @@ def _or_one(scales: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:  # ty
 
 def _block_tensor(name: str, form: str, values: Float32) -> WeightTensor:
     kind = WeightKind[form.upper()] if values.shape[1] % 256 == 0 else _SHORT_ROWS[form]
-    if kind in (WeightKind.Q4_0, WeightKind.Q5_0, WeightKind.Q5_1):
-        import gguf
-
-        data = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.name])
-    elif kind is WeightKind.Q8_0:
+    if kind in (WeightKind.Q4_0, WeightKind.Q8_0):
         data = quantise(kind, values)
+    elif kind in (WeightKind.Q5_0, WeightKind.Q5_1):
+        data = _q5(kind, values)
     else:
         data = (_q6_k if kind is WeightKind.Q6_K else _q4_or_q5_k)(kind, values)
     return WeightTensor(name, kind, values.shape, data.reshape(len(values), -1))
+
+
+def _q5(kind: WeightKind, values: Float32) -> Bytes:
+    """As llama.cpp rounds. Of 32 values a scale; Q5_1 has a minimum, too, and Q5_0 has the value that is furthest from
+    zero at one end."""
+    groups = values.reshape(-1, 32)
+    if kind is WeightKind.Q5_0:
+        furthest = np.abs(groups).argmax(axis=1)[:, None]
+        scales, low = np.take_along_axis(groups, furthest, axis=1) / np.float32(-16), None
+    else:
+        low = groups.min(axis=1, keepdims=True)
+        scales = (groups.max(axis=1, keepdims=True) - low) / np.float32(31)
+    inverse = 1 / _or_one(scales.copy())
+    inverse[scales == 0] = 0
+    codes = groups * inverse + np.float32(16.5) if low is None else (groups - low) * inverse + np.float32(0.5)
+    codes = np.trunc(codes).astype(np.uint8).clip(0, 31)
+    heads = [part.astype("<f2").view(np.uint8) for part in ((scales,) if low is None else (scales, low))]
+    fifth = np.packbits(codes >> 4, axis=1, bitorder="little")
+    return np.concatenate([*heads, fifth, (codes[:, :16] & 15) | (codes[:, 16:] << 4)], axis=1)
 
 
 def _q4_or_q5_k(kind: WeightKind, values: Float32) -> Bytes:

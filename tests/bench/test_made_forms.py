@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import gguf
@@ -35,6 +36,18 @@ def test_a_matrix_is_near_what_it_was_made_of(form: str) -> None:
     if form not in PARTS:  # read by who made the format
         same = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.kind.name])
         np.testing.assert_array_equal(meant, same)
+
+
+@pytest.mark.parametrize("form", ["q4_0", "q4_k", "q5_k", "q6_k"])
+def test_short_rows_are_rounded_as_by_who_made_the_format(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its package, which a machine with a card may lack."""
+    values = (np.random.default_rng(1).standard_normal((16, 576)) / 20).astype(np.float32)
+    values[0, :64] = 0
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "gguf", None)
+        tensor = made("", form, values)
+    expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType[tensor.kind.name])
+    np.testing.assert_array_equal(tensor.data, expected)
 
 
 def test_a_whole_model_has_its_layers_in_the_form(tmp_path: Path) -> None:
