@@ -42,7 +42,7 @@ def compile_attention(name: str, heads: int, rank: int, plain: int, rotated: int
     room = SHARED_BYTES[capability]
     shape = latent_decode.latent_shape(heads, rank, 64, torch.bfloat16, room)
     config = WalkConfig(**settings_for("latent decode", rows=shape.walker_rows, tokens=64, shared_bytes=room))
-    of_walk = {"SHAPE": shape, "ROTATED": rotated}
+    of_walk = {"SHAPE": shape, "ROTATED": rotated, "FIRST": 0}
     compiled(f"decode {name}", latent_decode._latent_decode_kernel, config.warps, capability, CONFIG=config, **of_walk)
     reading = latent_prefill.ContextConfig(**settings_for("latent context", shared_bytes=room))
     compiled(

@@ -213,7 +213,7 @@ def compile_grouped(
         name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": num_stages}, types, capability,
         **{"GATED": "silu" if gated else None, **constants}, num_outputs=num_outputs, num_inputs=num_inputs,
         ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first,
-        PDL=capability == HOPPER, **absent,
+        HAS_UP=gated, PDL=capability == HOPPER, **absent,
     )  # fmt: skip
 
 
