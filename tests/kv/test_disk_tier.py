@@ -19,7 +19,9 @@ import pytest
 
 from tests.scheduling.fake_backend import fake_format
 from tests.scheduling.loop import Loop, layout, request
+from twostroke.config import KVConfig
 from twostroke.core.errors import BackendError
+from twostroke.engine.tier_secret import tier_secret
 from twostroke.kv.prefix_index import PrefixIndex, PrefixNode
 from twostroke.kv.tiers import disk as disk_module
 from twostroke.kv.tiers.disk import DiskTier
@@ -304,6 +306,53 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BackendError, match="--kv-disk"):
         tier(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"key": b"a user's own"},
+        {"key": b"a user's own", ".key-0123abcd": bytes(32)},
+        {"holiday.jpg": b"picture", ".begun-0123abcd": b""},
+        {".key-of-mine": b""},
+    ],
+)
+def test_a_folder_with_a_users_own_files_is_refused_and_left_as_it_was(tmp_path: Path, files: dict[str, bytes]) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    folder.chmod(0o755)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+        os.utime(folder / name, (1e9, 1e9))  # as if it had lain there for long
+    with pytest.raises(BackendError, match=r"holds other files .*choose a folder that is empty or not there yet"):
+        tier(folder)
+    assert tier_secret(KVConfig(disk=str(folder))) is None
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+def test_an_empty_folder_is_used_and_keeps_its_mode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is empty has a folder of its own; what was begun and not named is an engine's."""
+    for mode, is_warned in ((0o755, False), (0o777, True)):
+        folder = tmp_path / f"{mode:o}"
+        (folder / "lost+found").mkdir(parents=True)
+        (folder / ".key-0123abcd").write_bytes(bytes(32))
+        folder.chmod(mode)
+        filled(folder)
+        (folder / "note").write_text("a user's")
+        assert found_in(folder) == 12, "it is ours by now"
+        assert stat.S_IMODE(folder.stat().st_mode) == mode and (folder / "note").exists()
+        assert ("every user of this machine may write" in caplog.text) == is_warned
+
+
+def test_a_folder_is_known_by_its_key_after_it_was_cleared(tmp_path: Path) -> None:
+    filled(tmp_path)
+    disk = tier(tmp_path)
+    disk.clear()
+    disk.close()
+    (tmp_path / "note").write_text("a user's")
+    assert not list(tmp_path.glob(f"*{SUFFIX}")) and tier(tmp_path).key == disk.key
+    assert tier_secret(KVConfig(disk=str(tmp_path))) is not None
 
 
 WRITER = """

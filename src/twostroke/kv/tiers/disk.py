@@ -19,7 +19,6 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from twostroke.core.errors import BackendError
 from twostroke.kv.prefix_index import PrefixNode
 from twostroke.kv.tiers import segment
 from twostroke.kv.tiers.files import (
@@ -29,7 +28,7 @@ from twostroke.kv.tiers.files import (
     Segment,
     abandoned_files,
     modified,
-    read_or_make_key,
+    open_folder,
     segment_files,
     segment_sizes,
     size,
@@ -37,7 +36,6 @@ from twostroke.kv.tiers.files import (
 )
 from twostroke.kv.tiers.segment import DamagedSegmentError
 
-KEY_NAME = "key"
 SEGMENT_BYTES = 256 << 20
 LEAST_SEGMENTS = 8
 """That the space is cut into, so that making room takes no large part of it away."""
@@ -67,15 +65,7 @@ class DiskTier:
         self._paused_until_s = 0.0
         self.used_bytes = 0
         """Of all files in the folder, as last looked at."""
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            self.key = read_or_make_key(folder / KEY_NAME)
-        except OSError as error:
-            raise BackendError(
-                f"the folder for KV on disk, {folder}, cannot be used ({error.strerror or error}): choose another "
-                "(--kv-disk)"
-            ) from error
+        self.key = open_folder(folder)
         for path in abandoned_files(self._folder):
             self._remove(path)
         self._unread = sorted(segment_files(self._folder), key=modified, reverse=True)
