@@ -355,6 +355,44 @@ def test_a_folder_is_known_by_its_key_after_it_was_cleared(tmp_path: Path) -> No
     assert tier_secret(KVConfig(disk=str(tmp_path))) is not None
 
 
+def test_clearing_does_not_wait_until_the_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the lowest priority reads what lies in a large folder, and the scheduler waits for the clearing."""
+    filled(tmp_path, 100)
+    original = only_segment(tmp_path)
+    for number in range(5):
+        shutil.copy(original, tmp_path / f"{number}{SUFFIX}")
+    read, num_reads, is_reading, may_read = os.pread, 0, threading.Event(), threading.Event()
+
+    def slow_read(descriptor: int, count: int, offset: int) -> bytes:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads > 20:
+            is_reading.set()
+            assert may_read.wait(60.0)
+        return read(descriptor, count, offset)
+
+    monkeypatch.setattr(disk_module, "SCAN_S", -1.0)
+    disk = tier(tmp_path)
+    monkeypatch.setattr(os, "pread", slow_read)
+    threads = DiskThreads(disk, lambda group, slot: memoryview(bytes(BYTES)))
+    assert is_reading.wait(60.0) and not disk.is_scanned
+    clearing = threading.Thread(target=threads.clear)
+    clearing.start()
+    while not disk._stops_reading:
+        time.sleep(0.001)
+    may_read.set()
+    clearing.join(60.0)
+    assert not clearing.is_alive() and num_reads < 25
+    assert disk.is_scanned and not len(disk) and not list(tmp_path.glob(f"*{SUFFIX}"))
+    node = nodes(disk, 1)[0]
+    assert disk.write(node, 0, memoryview(content(node))), "and what is written later is found"
+    other = tier(tmp_path)
+    other.scan()
+    assert other.find(node, 0) is not None
+    other.close()
+    threads.close()
+
+
 WRITER = """
 import sys
 from pathlib import Path
