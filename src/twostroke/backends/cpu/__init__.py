@@ -54,7 +54,7 @@ class CpuFactory:
         self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS, isa_name: str | None = None
     ) -> Formats | str:
         from twostroke.backends.cpu import isa
-        from twostroke.backends.cpu.held_kinds import tile_kinds
+        from twostroke.backends.cpu.held_kinds import mixed, tile_kinds
         from twostroke.backends.cpu.kv_kind import KVKind, fastest
 
         weights, offered = wish.weights or STORED, (*self.preferred_weights, *_BROUGHT_TO)
@@ -72,6 +72,7 @@ class CpuFactory:
             arithmetic="int8" if is_quantised else "f32",
             kv=wish.kv or fastest(isa.choose(isa_name)).value,
             stored=checkpoint.main_kind().name,
+            mixed=mixed(checkpoint, weights),
             reasons=(_kv_reason(wish),),
         )
 

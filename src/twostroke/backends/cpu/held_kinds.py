@@ -3,7 +3,9 @@ product: where they would lie in tiles of two kinds, both are rounded to 8 bits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from math import prod
 
 from twostroke.backends.cpu.latent_weights import is_plain
 from twostroke.backends.cpu.memory import LINE_BYTES, padded
@@ -44,6 +46,23 @@ def is_rounded(checkpoint: Checkpoint, name: str, weights: str = STORED) -> bool
         return False
     own, other = (_own_block(checkpoint, one, weights) for one in (name, partner))
     return tile_kind(own) is not tile_kind(other) and own is not ROUNDED_TO
+
+
+def mixed(checkpoint: Checkpoint, weights: str) -> str | None:
+    """See `Formats.mixed`."""
+    kept, brought = Counter[str](), Counter[str]()
+    for name in checkpoint.float_matrices():
+        brought[checkpoint.held_kind(name, weights).name] += prod(checkpoint.tensors[name].shape)
+    if weights == STORED or not brought:
+        return None
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.kind.is_quantised and checkpoint.is_multiplied(name):
+            kept[tensor.kind.name] += prod(tensor.shape)
+    if not kept:
+        return None
+    ((most, _), *others) = kept.most_common()
+    stored = f"{most} and others" if others else most
+    return f"{stored} as stored, the rest in {' and '.join(kind for kind, _ in brought.most_common())}"
 
 
 def _own_block(checkpoint: Checkpoint, name: str, weights: str) -> WeightKind:
