@@ -5,15 +5,16 @@ are made, it is told."""
 from __future__ import annotations
 
 import torch
-import triton
 
+from twostroke.backends.cuda.attention import meet_plans
 from twostroke.backends.cuda.draft_blocks import HeadBlocks
 from twostroke.backends.cuda.draft_clock import DraftClock
+from twostroke.backends.cuda.draft_names import DraftNames
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights, layer_spec
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, plan_width, split_plan
+from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, split_plan
 from twostroke.backends.cuda.kernels.head_states import (
     KEPT,
     InputNorms,
@@ -21,22 +22,17 @@ from twostroke.backends.cuda.kernels.head_states import (
     begin_chain,
     go_on,
     keep_states,
-    name_drafts,
     read_inputs,
 )
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
 from twostroke.backends.cuda.kernels.rope import rope_and_store
-from twostroke.backends.cuda.kernels.sampling import survey
-from twostroke.backends.cuda.kernels.sampling_filters import Summaries
-from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import pack
 from twostroke.backends.cuda.mixers import rotation
 from twostroke.backends.cuda.passes import Pass
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
-from twostroke.backends.cuda.sampling import BLOCK, COLUMN
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader
 from twostroke.backends.host.paged_layer import FIRST_SLOT
@@ -94,13 +90,12 @@ class Eagle3Drafter:
         self._cos_sin = rotation(attention.rope, max_context, like.device)
         self._is_windowed = attention.window is not None
         self._scoring = Scoring(attention.scale, attention.window or ANY_WINDOW, first=FIRST_SLOT)
-        max_rows = len(buffers.residual)
         heads = AttentionShape(
             attention.num_heads, attention.num_kv_heads, attention.head_dim, layout.block_size, like.dtype
         )
-        self._scratch = DecodeScratch(max_rows, heads, like.device, num_sms)
+        self._scratch = DecodeScratch(len(buffers.residual), heads, like.device, num_sms)
         self._items = self._scratch.new_items()
-        self._summaries = Summaries.allocate(max_rows, triton.cdiv(spec.draft_vocab_size, BLOCK), like.device)
+        self._names = DraftNames(rows, weights.target_ids)
 
     def load(self) -> tuple[str, ...]:
         self._loader.fill(None)
@@ -110,9 +105,8 @@ class Eagle3Drafter:
         return num_drafts * self._clock.a_draft_s(num_streams)
 
     def prepare(self, *, rehearses: bool) -> None:
-        buffers, weights, most = self._buffers, self._weights, len(self._buffers.residual)
-        for number in {plan_width(number): number for number in range(2, most + 1)}.values():
-            self._cut(buffers.positions[0, :number])
+        buffers, weights = self._buffers, self._weights
+        meet_plans(self._cut, len(buffers.residual), buffers.positions.device)
         for matrix, out in ((weights.fc, buffers.joined), (weights.kv, buffers.kv)):
             for count in (count for count in self._products.long_rows(matrix) if count <= len(out)):
                 self._products.apply(out.new_zeros(count, matrix.product.width), matrix, out[:count])
@@ -164,9 +158,7 @@ class Eagle3Drafter:
             if step == 0 or self._is_windowed:  # contexts that only grow keep their cuts
                 self._cut(positions)
             state = self._guess(inputs, residual, own_rows, positions)
-            batch = SampledBatch(buffers.logits[:count], None, own_rows, records)
-            survey(batch, self._summaries, None, draws=False, block=BLOCK, column=COLUMN)
-            name_drafts(self._summaries, self._weights.target_ids, own_rows, drafts, step=step)
+            self._names.name(buffers.logits[:count], own_rows, drafts, step)
 
     def _cut(self, positions: torch.Tensor) -> None:
         """As `Attention.cut_decodes`."""

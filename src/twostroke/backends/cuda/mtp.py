@@ -9,13 +9,13 @@ from dataclasses import replace
 from math import prod
 
 import torch
-import triton
 
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
 from twostroke.backends.cuda.draft_blocks import HeadBlocks
 from twostroke.backends.cuda.draft_clock import DraftClock
 from twostroke.backends.cuda.draft_model import CompanionRows
+from twostroke.backends.cuda.draft_names import DraftNames
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.kernels.head_states import (
     KEPT,
@@ -24,15 +24,11 @@ from twostroke.backends.cuda.kernels.head_states import (
     begin_chain,
     go_on,
     keep_states,
-    name_drafts,
     read_inputs,
 )
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.kernels.sampling import survey
-from twostroke.backends.cuda.kernels.sampling_filters import Summaries
-from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.layer_matrices import ModelMatrix, layer_matrices
@@ -43,7 +39,6 @@ from twostroke.backends.cuda.model_matrices import has_copy
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.products import Products
-from twostroke.backends.cuda.sampling import BLOCK, COLUMN
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader, Weights
 from twostroke.backends.host.paged_layer import FIRST_SLOT
@@ -141,8 +136,7 @@ class MtpDrafter:
         self.blocks = HeadBlocks((*kv.parts[0], page_ends))
         self._norms = InputNorms(target.embedding, self._place("embedding_norm"), self._place("hidden_norm"))
         self._nothing = torch.zeros(0, dtype=torch.int32, device=device)
-        self._target_ids = torch.arange(spec.vocab_size, dtype=torch.int32, device=device)
-        self._summaries = Summaries.allocate(num_rows, triton.cdiv(spec.vocab_size, BLOCK), device)
+        self._names = DraftNames(parts.rows, torch.arange(spec.vocab_size, dtype=torch.int32, device=device))
         self._clock = DraftClock(parts.graphs)
 
     def _place(self, name: str) -> torch.Tensor:
@@ -189,7 +183,7 @@ class MtpDrafter:
             page=self._page, eps=self._block_eps,
         )  # fmt: skip
         self._products.apply(inputs, self._fc, buffers.residual[:count])
-        self._decoder.go_through(tokens, Decodes(0), None, wanted=self._nothing)
+        self._decoder.go_through(Pass(tokens, Decodes(0)), wanted=self._nothing)
         keep_states(self._states, rows, positions, joined, page=self._page)
 
     def draft(self, rows: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
@@ -207,12 +201,10 @@ class MtpDrafter:
             else:
                 go_on(self._norms, drafts, own_rows, state, inputs, residual, step=step, normed_residual=False, eps=eps)
             self._products.apply(inputs, self._fc, residual)
-            found = self._decoder.go_through(TokenArrays(own_rows, own_rows, positions), Decodes(count), None)
+            found = self._decoder.go_through(Pass(TokenArrays(own_rows, own_rows, positions), Decodes(count)))
             logits = self._decoder.logits(found)
             rms_norm(found, self._norm, state, eps=eps)
-            batch = SampledBatch(logits, None, own_rows, records)
-            survey(batch, self._summaries, None, draws=False, block=BLOCK, column=COLUMN)
-            name_drafts(self._summaries, self._target_ids, own_rows, drafts, step=step)
+            self._names.name(logits, own_rows, drafts, step)
 
 
 def _in_layer(checkpoint: Checkpoint, head: MtpHead, spec: ModelSpec) -> Checkpoint:
