@@ -15,15 +15,7 @@ from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights,
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, split_plan
-from twostroke.backends.cuda.kernels.head_states import (
-    KEPT,
-    InputNorms,
-    StateStore,
-    begin_chain,
-    go_on,
-    keep_states,
-    read_inputs,
-)
+from twostroke.backends.cuda.kernels.head_states import KEPT, InputNorms, StateStore
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
 from twostroke.backends.cuda.kernels.rope import rope_and_store
@@ -33,6 +25,7 @@ from twostroke.backends.cuda.mixers import rotation
 from twostroke.backends.cuda.passes import Pass
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
+from twostroke.backends.cuda.state_chain import StateChain
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader
 from twostroke.backends.host.paged_layer import FIRST_SLOT
@@ -77,15 +70,17 @@ class Eagle3Drafter:
         like = buffers.joined
         shape = (num_blocks, attention.num_kv_heads, layout.block_size, attention.head_dim)
         self._paged = PagedKV(like.new_zeros(shape), like.new_zeros(shape), rows.tables[place])
-        self._states = StateStore(
-            like.new_zeros(len(rows.last_tokens), KEPT, spec.hidden_size),
-            like.new_zeros(num_blocks, spec.hidden_size),
-            rows.tables[place],
+        kept = like.new_zeros(len(rows.last_tokens), KEPT, spec.hidden_size)
+        page_ends = like.new_zeros(num_blocks, spec.hidden_size)
+        self.blocks = HeadBlocks((self._paged.keys, self._paged.values, page_ends))
+        self._chain = StateChain(
+            InputNorms(weights.embedding, weights.embedding_norm, weights.hidden_norm),
+            StateStore(kept, page_ends, rows.tables[place]),
+            rows,
+            page=layout.block_size,
+            eps=spec.norm_eps,
+            normed_residual=spec.norm_before_residual,
         )
-        assert self._states.page_ends is not None
-        self.blocks = HeadBlocks((self._paged.keys, self._paged.values, self._states.page_ends))
-        self._page = layout.block_size
-        self._norms = InputNorms(weights.embedding, weights.embedding_norm, weights.hidden_norm)
         self._products = Products(layer_spec(spec, max_context), buffers.products, choices)
         self._cos_sin = rotation(attention.rope, max_context, like.device)
         self._is_windowed = attention.window is not None
@@ -119,15 +114,11 @@ class Eagle3Drafter:
         weights, buffers, tokens, count = self._weights, self._buffers, done.tokens, len(done.tokens)
         joined, inputs, kv = buffers.joined[:count], buffers.inputs[:count], buffers.kv[:count]
         self._products.apply(self._normed_taps(taps), weights.fc, joined)
-        eps, rows, positions = self._spec.norm_eps, tokens.rows, tokens.positions
-        read_inputs(
-            self._norms, self._states, tokens.token_ids, rows, positions, self._rows.last_tokens, joined, inputs,
-            page=self._page, eps=eps,
-        )  # fmt: skip
+        self._chain.read(tokens, joined, inputs)
         self._products.apply(inputs, weights.kv, kv)
-        norms = weights.q_norm, weights.k_norm
-        rope_and_store(kv, self._cos_sin, positions, rows, self._paged, *norms, eps=eps)
-        keep_states(self._states, rows, positions, joined, page=self._page)
+        norms, eps = (weights.q_norm, weights.k_norm), self._spec.norm_eps
+        rope_and_store(kv, self._cos_sin, tokens.positions, tokens.rows, self._paged, *norms, eps=eps)
+        self._chain.keep(tokens, joined)
 
     def _normed_taps(self, taps: torch.Tensor) -> torch.Tensor:
         weights, eps, width = self._weights, self._spec.norm_eps, self._spec.target_hidden_size
@@ -140,21 +131,14 @@ class Eagle3Drafter:
 
     def draft(self, rows: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
         """The likeliest token after another."""
-        spec, buffers, records = self._spec, self._buffers, self._rows.sampling.records
-        count, eps, is_normed = len(rows) // width, spec.norm_eps, spec.norm_before_residual
+        buffers, count = self._buffers, len(rows) // width
         inputs, residual, state = buffers.inputs[:count], buffers.residual[:count], buffers.residual[:count]
         for step in range(width - 1):
             own_rows, positions = buffers.rows[step, :count], buffers.positions[step, :count]
             if step == 0:
-                begin_chain(
-                    self._norms, self._states, records, self._rows.last_tokens, rows, buffers.rows,
-                    buffers.positions, inputs, residual, steps=width - 1, normed_residual=is_normed, eps=eps,
-                )  # fmt: skip
+                self._chain.begin(rows, buffers.rows, buffers.positions, inputs, residual, steps=width - 1)
             else:
-                go_on(
-                    self._norms, drafts, own_rows, state, inputs, residual, step=step, normed_residual=is_normed,
-                    eps=eps,
-                )  # fmt: skip
+                self._chain.go_on(drafts, own_rows, state, inputs, residual, step=step)
             if step == 0 or self._is_windowed:  # contexts that only grow keep their cuts
                 self._cut(positions)
             state = self._guess(inputs, residual, own_rows, positions)
