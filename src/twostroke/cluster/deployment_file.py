@@ -3,6 +3,8 @@
 model = "smollm2"
 options = ["--max-context", "4096"]     # of `twostroke serve`, for every worker
 drain_s = 30                            # what answers may take to end before a replica is removed
+peers = ["10.0.0.0/24"]                 # addresses and networks that machines of this fleet may have, beside those that
+                                        # Ray knows when a replica starts: KV is taken from no other
 
 [router]                                # smg, started in the cluster; or router = "http://10.0.0.7:8000", that is there
 host = "127.0.0.1"                      # where it listens
@@ -33,6 +35,7 @@ from typing import Any
 
 from twostroke.backends import BACKENDS, why_no_ranks
 from twostroke.cluster.endpoints import check_url
+from twostroke.cluster.machines import Machines
 from twostroke.cluster.role import Role
 from twostroke.core.errors import BadRequestError
 from twostroke.core.setting import shown
@@ -66,6 +69,8 @@ class DeploymentPlan:
     router_resource: str | None = None
     options: tuple[str, ...] = ()
     drain_s: float = 30.0
+    peers: tuple[str, ...] = ()
+    """Machines and networks that KV may be taken from, beside those that are there when a replica starts."""
     scaling: tuple[tuple[str, float], ...] = ()
 
 
@@ -89,7 +94,7 @@ def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
         given = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadRequestError(f"{source}: this is not TOML: {error}") from None
-    _refuse_unknown(given, ("model", "options", "drain_s", "router", "pools", "scaling"), source)
+    _refuse_unknown(given, ("model", "options", "drain_s", "peers", "router", "pools", "scaling"), source)
     model = given.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequestError(f'{source}: model must be a name or a path, like "smollm2", not {shown(model):.60}')
@@ -115,6 +120,7 @@ def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
         router_resource=resource,
         options=options,
         drain_s=_number(given, "drain_s", 30.0, 0.0, 86400.0, source),
+        peers=_peers(given, source),
         scaling=tuple((name, _number(scaling, name, 0.0, 0.0, 1e6, f"{source}: scaling")) for name in scaling),
     )
 
@@ -192,10 +198,20 @@ def _resource(given: Mapping[str, Any], where: str) -> str | None:
 
 
 def _options(given: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    options = given.get("options", [])
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise BadRequestError(f'{where}: options must be a list of texts, like ["--threads", "2"]')
-    return tuple(options)
+    return _texts(given, "options", '["--threads", "2"]', where)
+
+
+def _peers(given: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    peers = _texts(given, "peers", '["10.0.0.0/24"]', where)
+    Machines(peers, f"{where}: peers")  # as each of its servers reads them
+    return peers
+
+
+def _texts(given: Mapping[str, Any], name: str, example: str, where: str) -> tuple[str, ...]:
+    found = given.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise BadRequestError(f"{where}: {name} must be a list of texts, like {example}")
+    return tuple(found)
 
 
 def _number(

@@ -214,7 +214,8 @@ class ServerSettings:
     peers: tuple[str, ...] = several(
         "texts",
         FLEET,
-        "Another machine that KV may be fetched from, by the name in its --transfer-host; may be given several times.",
+        "Another machine that KV may be fetched from, by the address or name in its --transfer-host; or a network of "
+        "such machines (10.0.0.0/24). May be given several times. What any other machine has read is read here again.",
         flag="--peer",
         metavar="HOST",
     )
