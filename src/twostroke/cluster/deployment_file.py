@@ -29,11 +29,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from twostroke.backends import BACKENDS, why_no_ranks
+from twostroke.cluster.cards import option_of
 from twostroke.cluster.endpoints import check_url
 from twostroke.cluster.machines import Machines
 from twostroke.cluster.role import Role
@@ -165,11 +165,8 @@ def _check_cards(pool: PoolPlan, options: Sequence[str], where: str) -> None:
 
 def _backend(options: Sequence[str]) -> str:
     """That a server with these options has on a machine with cards."""
-    named = ON_CARDS
-    for option, value in pairwise((*options, "")):
-        if option == "--backend" or option.startswith("--backend="):
-            named = option.removeprefix("--backend").removeprefix("=") or value
-    return ON_CARDS if named not in BACKENDS else named  # `auto` takes it first
+    named = option_of(options, "--backend")
+    return named if named in BACKENDS else ON_CARDS  # `auto` takes it first
 
 
 def _pool(role: Role, given: Any, where: str) -> PoolPlan:
