@@ -53,8 +53,8 @@ def test_each_worker_has_a_run_of_cards(
     ("num_cards", "num_workers", "ranks", "words"),
     [
         (3, 2, 2, "2 workers of 2 ranks need 4 cards, and there are 3: "),
-        (1, 1, 2, "1 worker of 2 ranks needs 2 cards, and there is 1: "),
-        (4, 1, 8, "1 worker of 8 ranks needs 8 cards, and there are 4: "),
+        (1, 1, 2, "2 ranks need 2 cards, and there is 1: "),
+        (4, 1, 8, "8 ranks need 8 cards, and there are 4: "),
     ],
 )
 def test_too_few_cards_are_refused(

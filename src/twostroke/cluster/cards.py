@@ -47,11 +47,10 @@ def dealt(cards: Sequence[str], num_workers: int, options: Sequence[str]) -> tup
     if num_ranks > 1 and num_wanted > len(cards):
         if option_of(options, "--rank-transport") == "gloo":
             return ()
+        who = f"{num_workers} workers of {num_ranks} ranks need" if num_workers > 1 else f"{num_ranks} ranks need"
         raise BadRequestError(
-            f"{num_workers} {'workers' if num_workers > 1 else 'worker'} of {num_ranks} ranks "
-            f"{'need' if num_workers > 1 else 'needs'} {num_wanted} cards, and there {'are' if len(cards) > 1 else 'is'} "
-            f"{len(cards)}: give fewer workers or ranks, --rank-transport gloo, by which ranks share a card, or "
-            "--backend cpu"
+            f"{who} {num_wanted} cards, and there {'are' if len(cards) > 1 else 'is'} {len(cards)}: give fewer workers "
+            "or ranks, --rank-transport gloo, by which ranks share a card, or --backend cpu"
         )
     if len(cards) == 1:
         return ()
