@@ -237,9 +237,29 @@ def test_where_routers_are_named_nobody_else_has_prompts_read_for_others() -> No
         with pytest.raises(ApiError, match="is no router's"):
             handoffs.asked_by(wish, host, "id")
         assert handoffs.asked_by(NO_HANDOFF, host, "id") == NO_HANDOFF
-        assert Handoffs("prefill", KEY, ()).asked_by(wish, host, "id") == wish
     with pytest.raises(BadRequestError, match="--router-host must be an address or a network"):
         Handoffs("prefill", KEY, (), ("router.example",))
+
+
+def test_where_no_router_is_named_the_one_that_has_this_server_may_ask() -> None:
+    handoffs = Handoffs("prefill", KEY, ())
+    wish = handoffs.wish({"do_remote_decode": True}, [PROMPT])
+    for host in ("127.0.0.1", "::1"):
+        assert handoffs.asked_by(wish, host, "id") == wish
+    for addresses in (frozenset(), frozenset({"10.0.0.1", "fd00::1"})):
+        handoffs.registered_at = lambda found=addresses: found
+        for host in ("10.0.0.1", "::ffff:10.0.0.1", "fd00::1", "10.0.0.2", "fd00::2", ""):
+            if addresses and host.endswith("1"):
+                assert handoffs.asked_by(wish, host, "id") == wish
+                continue
+            with pytest.raises(ApiError, match="is no router's"):
+                handoffs.asked_by(wish, host, "id")
+    named = Handoffs("prefill", KEY, (), ("10.7.0.0/16",))
+    named.registered_at = lambda: {"10.0.0.1"}
+    with pytest.raises(ApiError, match="is no router's"):
+        named.asked_by(wish, "10.0.0.1", "id")
+    anybody = Handoffs("prefill", KEY, (), ("0.0.0.0/0", "::/0"))
+    assert anybody.asked_by(wish, "203.0.113.9", "id") == anybody.asked_by(wish, "2001:db8::1", "id") == wish
 
 
 def test_the_writer_is_known_where_the_routers_id_names_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -55,10 +55,13 @@ def with_params(reply: dict[str, Any], handed_on: HandedOn | None, handoff: Hand
 class Handoffs:
     def __init__(self, role: str | None, key: bytes, peers: Sequence[str], router_hosts: Sequence[str] = ()) -> None:
         """`role`: None: of no fleet. `peers`: machines and networks that KV may be taken from, beside this machine.
-        `router_hosts`: addresses and networks that may ask for a prompt to be read; none: any may."""
+        `router_hosts`: addresses and networks that may ask for a prompt to be read, beside this machine; none: the
+        router may that this server registers with."""
         self.role = role
         self._routers = Machines(router_hosts, "--router-host", has_names=False)
         self._key, self._peers = key, _Peers(peers)
+        self.registered_at: Callable[[], Collection[str]] = tuple
+        """The addresses of that router."""
         self._used: dict[str, float] = {}  # leases that requests came with, and until when to remember them
 
     def wish(self, params: dict[str, Any] | None, prompts: Sequence[tuple[int, ...]]) -> HandoffWish:
@@ -93,7 +96,8 @@ class Handoffs:
         that unsigned."""
         if not wish.lease_id:
             return wish
-        if self._routers and not (is_loopback_address(host) or host in self._routers):
+        routers = self._routers or Machines(self.registered_at(), "--register")
+        if not (is_loopback_address(host) or host in routers):
             raise _refused(f"asks this server to read for another one, and {host} is no router's (--router-host)")
         found = _WRITER.search(request_id)
         return wish if found is None else wish._replace(writer=found[1])

@@ -223,7 +223,7 @@ class ServerSettings:
         "texts",
         FLEET,
         "The address (10.0.0.1) or network (10.0.0.0/24) of routers that may ask this server to read a prompt for "
-        "another one. This machine always may. May be given several times. Default: any caller may ask.",
+        "another one. This machine always may. May be given several times. Default: the router of --register.",
         flag="--router-host",
         metavar="HOST",
     )
