@@ -1,6 +1,6 @@
 """`kv_transfer_params`: what an engine that read a prompt tells the one that will write the answer, through routers
 that copy the object unread. What counts in it is one signed text: the fleet's key made it, for one prompt, for a while.
-Anything else is refused, for the object names a machine to connect to and memory to read."""
+Anything else is refused, or brings nothing: the object names a machine to connect to and memory to read."""
 
 from __future__ import annotations
 
