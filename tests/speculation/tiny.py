@@ -118,6 +118,8 @@ class Sizes:
     run_ahead: bool = True
     prefix_caching: bool = True
     threads: int = 1
+    is_careless: bool = False
+    """Whoever has room for a prompt is let in, however long the answers of others will be: many must give way."""
 
     def layout(self, *checkpoints: Checkpoint) -> KVLayout:
         """Of a model, and of those that draft for it, which keep all that they read."""
@@ -166,7 +168,8 @@ def make_backend(
 
 @dataclass
 class Room(Drafting):
-    """Room for a number of drafts at random, more often a few than many: whether they pay is nobody's question."""
+    """Room for a number of drafts at random, more often a few than many, as far as the request wants some: whether they
+    pay is nobody's question."""
 
     seed: int = 0
     most: int = MAX_DRAFTS
@@ -177,8 +180,10 @@ class Room(Drafting):
 
     def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
         asked = sequence.request.sampling.speculation
-        if asked is not None and asked.is_off:
-            return None
+        if asked is not None:
+            if asked.is_off:
+                return None
+            most = most if asked.max_drafts is None else min(most, asked.max_drafts)
         room = min(most, self.most, self._rng.choice((0, 1, 2, 3, 4, 6, 8, 12, 32)))
         return Drafts(room) if room else None
 
@@ -200,9 +205,10 @@ def make_engine(
     grammars = GrammarCompiler(Vocabulary.of(tokenizer))
     backend.use_grammars(grammars)
     drafting: Drafting | None = None
+    everyone: list[Drafter] = []
     if drafters is not None:
-        own = map(around, backend.companion_drafters)
-        backend.use_speculator(Speculator([*own, *drafters], VOCAB_SIZE))
+        everyone = [*map(around, backend.companion_drafters), *drafters]
+        backend.use_speculator(Speculator(everyone, VOCAB_SIZE))
         drafting = room or Room()
     scheduler = Scheduler(
         sizes.scheduler_config(),
@@ -211,6 +217,8 @@ def make_engine(
         max_drafts=backend.max_drafts,
         policy="fifo",  # whoever gives way does so whatever the clock says
     )
+    if sizes.is_careless:
+        scheduler._admission.growth.more_tokens = lambda _: 0  # type: ignore[method-assign]
     return Engine(
         scheduler,
         backend,
@@ -218,5 +226,5 @@ def make_engine(
         tokenizer,
         grammars=grammars,
         run_ahead=sizes.run_ahead,
-        draft_methods=[drafter.name for drafter in drafters or ()],
+        draft_methods=[drafter.name for drafter in everyone],
     )
