@@ -55,4 +55,5 @@ def test_all_ways(make_case: MakeCase, backend: str, way: str, name: str, chance
     case = make_case(backend, 200)
     told = case.play(WAYS[way], drafters_of(name, case, chance), with_model=name in ("draft", "all"))
     check(told, case.plain, exact=backend == "cpu" or way == "ample")
-    check_company(told, way, *(("draft", "suffix") if name == "all" else (name,)))
+    is_hopeless = name == "oracle" and not chance  # it says so itself, and is not computed
+    check_company(told, way, *(("draft", "suffix") if name == "all" else () if is_hopeless else (name,)))
