@@ -15,6 +15,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.speculation import OFF, SpeculationParams
 from twostroke.core.step import Drafted, Step, StepResult, TokenLogprobs
 from twostroke.engine.engine import Engine
+from twostroke.text import harmony
 from twostroke.text.tokenizer import Tokenizer
 
 SCHEMA = {
@@ -30,8 +31,11 @@ GRAMMARS = (
     GrammarSpec("lark", 'start: "<" start ">" | /[0-9]+/'),
     GrammarSpec("regex", r"[a-c]+ is true", thought="open"),
     GrammarSpec("choice", '["right here", "left"]', thought="possible"),
+    GrammarSpec("regex", r"left|right(, [a-f]{2})*", thought="harmony"),
 )
 CLOSING = "</think>"
+HARMONY_TOKENS = 60
+"""With fewer no thought comes to its end and leaves room for an answer."""
 LONG = 40
 """Tokens of a long answer."""
 SHORT = 20
@@ -90,7 +94,10 @@ def _sampling(rng: random.Random, tokenizer: Tokenizer, number: int) -> Sampling
     if some() < 0.25:
         asked["grammar"] = spec = rng.choice(GRAMMARS)
         asked["max_tokens"] = max(most, 24)
-        if spec.thought != "none":  # make it likely that a thought ends
+        if spec.thought == "harmony":
+            likely = {**dict.fromkeys(tokenizer.encode(harmony.END), 4.0), ord("f"): rng.choice((2.0, 6.0, 12.0))}
+            asked |= {"max_tokens": HARMONY_TOKENS, "logit_bias": likely}  # a thought ends, and the last message comes
+        elif spec.thought != "none":  # make it likely that a thought ends
             asked["logit_bias"] = dict.fromkeys(tokenizer.encode(CLOSING), 3.5)
     elif some() < (0.8 if most >= LONG else 0.3):
         asked["ignore_eos"] = True
@@ -108,7 +115,7 @@ def with_stops(requests: Sequence[Request], told: Told, seed: int = 2) -> list[R
             start = rng.randrange(1, max(2, len(answer.text)))
             text = answer.text[start : start + rng.randint(1, 4)].replace("\ufffd", "")
             change: dict[str, Any] = {"stop": (text,), "include_stop_string": rng.random() < 0.5}
-            if not text or rng.random() < 0.4:
+            if not text or rng.random() < 0.2:
                 change = {"stop_token_ids": (rng.choice(answer.token_ids[1:]),)}
             request = replace(request, sampling=replace(request.sampling, **change))
         found.append(request)

@@ -21,9 +21,14 @@ def test_requests_have_every_feature_and_every_end(make_case: MakeCase) -> None:
         "choice",
         "lark",
     }
-    assert {sampling.grammar.thought for sampling in asked if sampling.grammar} == {"none", "open", "possible"}
+    assert {sampling.grammar.thought for sampling in asked if sampling.grammar} == {
+        *("none", "open", "possible", "harmony")
+    }
     closed = [sample for sample in case.plain.samples.values() if "</think>" in sample.text]
     assert len(closed) > 3, "thoughts end"
+    held = [request.request_id for request in case.requests if "harmony" in str(request.sampling.grammar)]
+    ended = [sample.end for (name, _), sample in case.plain.samples.items() if name in held]
+    assert sum(end is not None and end[0] == "stop" for end in ended) >= 3, "messages end, and the last of them"
     wishes = [each.sampling.speculation for each in case.wished(*TEXT_DRAFTERS, "oracle")]
     for method in (None, "off", *TEXT_DRAFTERS, "oracle"):
         assert sum(wish is not None and wish.method == method for wish in wishes) >= 5, method

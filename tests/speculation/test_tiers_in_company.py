@@ -26,10 +26,10 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 
-POOL_TOKENS = 176
+POOL_TOKENS = 128
 """That the device has room for: two or three streams."""
 PLAIN = EngineConfig(
-    max_context=160,
+    max_context=128,
     backend="cpu",
     threads=1,
     quantise="none",
@@ -62,7 +62,7 @@ class Scene:
 
     @cached_property
     def requests(self) -> list[Request]:
-        free = random_requests(100, make_tokenizer(), seed=21)
+        free = random_requests(120, make_tokenizer(), seed=21)
         return with_stops(free, play(self.assembly(PLAIN).engine, free))
 
     @cached_property

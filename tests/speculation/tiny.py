@@ -35,6 +35,7 @@ from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
 from twostroke.speculation.drafter import ComputingDrafter, Drafter
 from twostroke.speculation.speculator import Speculator
+from twostroke.text import harmony
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.token_bytes import BYTE_OF_CHARACTER, Spelling
 from twostroke.text.tokenizer import Tokenizer
@@ -42,6 +43,8 @@ from twostroke.text.tokenizer import Tokenizer
 VOCAB_SIZE = 320
 """More than the tokenizer has, as with many models."""
 WORDS = ("true", "false", "left", "right", '{"', '":', "name", "</think>")
+SIGNS = (harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.RETURN)
+"""Control tokens; the last ends an answer."""
 BLOCK_SIZE = 16
 FACTORIES = {"cpu": CPU, "reference": REFERENCE}
 
@@ -93,8 +96,8 @@ def make_tokenizer() -> Tokenizer:
                 merges.append((word[: end - 1], word[end - 1]))
     backend = Backend(models.BPE(vocab=vocabulary, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
-    end = backend.token_to_id("<|end|>")
+    backend.add_special_tokens([AddedToken(sign, special=True, normalized=False) for sign in SIGNS])
+    end = backend.token_to_id(SIGNS[-1])
     assert end + 1 < VOCAB_SIZE
     return Tokenizer(
         backend,
