@@ -1,5 +1,5 @@
 """An EAGLE-3 head with random weights for any model, in the shape that `train-drafter` gives it: it costs what a
-trained one costs, and is hardly ever right."""
+trained one costs, and is hardly ever right. It is sure of its guesses, so that it makes as many as it is asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twostroke.models.spec import ModelSpec
 from twostroke.training.head import Head, head_spec
 from twostroke.training.published import write_head
 
-SPREAD = 0.02
+SPREAD, OUTPUT_SPREAD = 0.02, 1.0
 
 
 def write_made_head(folder: Path, target: ModelSpec, target_ids: np.ndarray, seed: int = 1) -> Path:
@@ -26,6 +26,7 @@ def write_made_head(folder: Path, target: ModelSpec, target_ids: np.ndarray, see
         name: torch.randn(shape, generator=made) * SPREAD if len(shape) > 1 else torch.ones(shape)
         for name, shape in shapes.items()
     }
+    weights["output"] *= OUTPUT_SPREAD / SPREAD
     no_embedding = torch.empty(0)  # it is the target's, and stands in no file
     write_head(folder, Head(spec, weights, no_embedding, torch.from_numpy(target_ids.astype(np.int64))), "random")
     return folder
