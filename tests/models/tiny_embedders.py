@@ -4,6 +4,7 @@ transformers, a tokenizer by `tokenizers`, and the small files that say how stat
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,20 +102,14 @@ def make_embedder(
     max_tokens: int = MAX_TOKENS,
     sizes: dict[str, Any] | None = None,
 ) -> Embedder:
-    """`kind`: qwen3, gemma3, bert or xlm_roberta. `sizes`: of BERT, other ones than the tiny model's."""
+    """`kind`: one of `_KINDS`. `sizes`: of BERT, other ones than the tiny model's."""
     torch.manual_seed(sum(map(ord, kind)))
-    make, states, num_dense = {
-        "qwen3": (_qwen3, "last", 0),
-        "gemma3": (_gemma3, "mean", 2),
-        "bert": (_bert, "first", 0),
-        "bert_mean": (_bert, "mean", 0),
-        "xlm_roberta": (_xlm_roberta, "first", 0),
-    }[kind]
+    make, states, num_dense = _KINDS[kind]
     model = (_bert(max_tokens, sizes) if sizes else make(max_tokens)).eval()
     model.set_attn_implementation("eager")
     _randomise(model, norm_centre=0.0 if kind == "gemma3" else 1.0)
     model.save_pretrained(folder)
-    if kind == "qwen3":
+    if kind.startswith("qwen3"):
         _change(folder / "config.json", architectures=["Qwen3ForCausalLM"])  # as it is published
     _tokenizer(kind).save(str(folder / "tokenizer.json"))
     dense = _sentence_files(folder, model.config.hidden_size, states, num_dense, prompts or {}, max_tokens)
@@ -183,9 +178,15 @@ def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
 
 
-def _qwen3(max_tokens: int) -> PreTrainedModel:
+def _qwen3(max_tokens: int, **own: Any) -> PreTrainedModel:
     sizes = {**_DECODER, "max_position_embeddings": max_tokens}
-    return transformers.Qwen3Model(transformers.Qwen3Config(**sizes))
+    return transformers.Qwen3Model(transformers.Qwen3Config(**sizes, **own))
+
+
+def _qwen3_both_ways(max_tokens: int) -> PreTrainedModel:
+    """As embedders are that were made of decoders. Two of three layers have a window."""
+    windows = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    return _qwen3(max_tokens, is_causal=False, **windows)
 
 
 def _gemma3(max_tokens: int) -> PreTrainedModel:
@@ -203,6 +204,17 @@ def _bert(max_tokens: int, sizes: dict[str, Any] | None = None) -> PreTrainedMod
 def _xlm_roberta(max_tokens: int) -> PreTrainedModel:
     sizes = {**_SIZES, "max_position_embeddings": max_tokens + 2}
     return transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**sizes, type_vocab_size=1, pad_token_id=1))
+
+
+_KINDS: dict[str, tuple[Callable[[int], PreTrainedModel], str, int]] = {
+    "qwen3": (_qwen3, "last", 0),
+    "qwen3_both_ways": (_qwen3_both_ways, "mean", 0),
+    "gemma3": (_gemma3, "mean", 2),
+    "bert": (_bert, "first", 0),
+    "bert_mean": (_bert, "mean", 0),
+    "xlm_roberta": (_xlm_roberta, "first", 0),
+}
+"""What makes the model, how its states are pooled, and how many matrices the vector goes through."""
 
 
 def _tokenizer(kind: str) -> Tokenizer:
