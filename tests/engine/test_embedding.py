@@ -27,7 +27,8 @@ from twostroke.models.loading import load_checkpoint
 
 TEXTS = ["the cat sat on a mat", "prefill and decode", "what is a request? " * 3, "a"]
 MORE = [("the dog reads 42 tokens. " * 4)[:length] for length in range(3, 44, 3)]
-KINDS = ["qwen3", "qwen3_both_ways", "gemma3", "bert", "bert_mean", "xlm_roberta"]
+DECODERS = ["qwen3", "qwen3_both_ways", "qwen2_both_ways", "mistral", "llama", "gemma3"]
+KINDS = [*DECODERS, "bert", "bert_mean", "roberta", "xlm_roberta"]
 PROMPTS = {"query": "what is ", "document": ""}
 
 
@@ -189,7 +190,7 @@ def test_a_model_that_writes_text_gives_no_vectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("kind", ["bert", "xlm_roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm_roberta"])
 def test_a_reranker_scores_as_transformers_does(kind: str, backend: str, tmp_path: Path) -> None:
     folder, model = make_reranker(kind, tmp_path)
     query, documents = "what is a cat", ["the cat sat on a mat", "prefill and decode", "a dog", "the two phases"]

@@ -26,6 +26,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama_linear": lambda: families.llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
     "llama_bias": lambda: families.llama(attention_bias=True, num_key_value_heads=1),
     "mistral": families.mistral,
+    "ministral": families.ministral,
     "qwen2": lambda: families.qwen2(tie_word_embeddings=True),
     "qwen2_window": lambda: families.qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "qwen3": families.qwen3,
@@ -33,6 +34,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "qwen3_moe_unnormalised": lambda: families.qwen3_moe(num_experts_per_tok=2),
     "qwen3_moe_mixed": lambda: families.qwen3_moe(mlp_only_layers=[1]),
     "mixtral": families.mixtral,
+    "gemma": families.gemma,
     "gemma2": families.gemma2,
     "gemma3": families.gemma3,
     "gemma3_vision": families.gemma3_vision,
@@ -52,6 +54,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "mistral4": families.mistral4,
     "mistral3_vision": families.mistral3_vision,
     "glm4_moe": families.glm4_moe,
+    "dots1": families.dots1,
     "ministral3": families.ministral3,
     "gpt_oss": families.gpt_oss,
     "minimax_m2": families.minimax_m2,
@@ -99,6 +102,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
 _BEYOND_HOST = (
     "qwen2_moe",
     "glm4_moe",
+    "dots1",
     "ministral3",
     "deepseek",
     "glm4_moe_lite",
@@ -160,8 +164,8 @@ def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrai
     model = builder(**changes) if changes else builder()
     model = model.eval()
     model.set_attn_implementation("eager")
-    less_one = ("gemma2", "gemma3", "qwen3_next", "qwen3_5")
-    _randomise(model, norm_centre=0.0 if variant.startswith(less_one) else 1.0)
+    less_one = variant == "gemma" or variant.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
+    _randomise(model, norm_centre=0.0 if less_one else 1.0)
     model.save_pretrained(folder)
     return folder, model
 
