@@ -1,4 +1,4 @@
-"""dots.llm1: Qwen3's attention, with a norm over each head of queries and keys, and DeepSeek V3's experts and routing."""
+"""dots.llm1: Qwen3's attention, which norms each head of queries and keys, and DeepSeek V3's experts and routing."""
 
 from __future__ import annotations
 
