@@ -324,7 +324,7 @@ def test_an_unknown_family_is_counted_as_llama_and_says_so() -> None:
         ({"layer_types": ["linear_attention"] * 32}, "layer_types holds 'linear_attention'"),
         ({"layer_types": ["full_attention"]}, "list of 32 strings"),
         ({"layer_types": ["sliding_attention"] * 32}, "sliding_window is missing"),
-        ({"mamba_d_state": 16}, "layers without attention"),
+        ({"mamba_d_state": 16}, "layers that keep a state"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"model_type": 7}, "model_type must be a string"),
         ({"num_local_experts": 8}, "num_experts_per_tok is missing"),

@@ -85,8 +85,7 @@ def declared(config: Mapping[str, Any]) -> Declared:
     refusals: list[str] = []
     fields = Fields("config.json", text, refusals=refusals).over(_SAY_NOTHING_OF_SIZE)
     if family is None:
-        spec = replace(llama.FAMILY.spec_from_config(fields), family=name)
-        return Declared(spec, f"this engine knows no {shown(name)} models: it is counted as a Llama-like decoder", True)
+        return _assumed(name, fields)
     spec = spec_of(family, fields)
     architecture = _architecture(config)
     if family.not_run is not None:
@@ -96,6 +95,16 @@ def declared(config: Mapping[str, Any]) -> Declared:
     if refusals:
         return Declared(spec, f"this engine does not run it: {refusals[0]}", is_assumed=False)
     return Declared(spec, None, is_assumed=False)
+
+
+def _assumed(name: str, fields: Fields) -> Declared:
+    """Of a family that nobody declares."""
+    unknown = f"this engine knows no {shown(name)} models"
+    try:
+        spec = replace(llama.FAMILY.spec_from_config(fields), family=name)
+    except ModelError as error:
+        raise ModelError(f"{unknown}, and cannot count this one as a Llama-like decoder: {error}") from None
+    return Declared(spec, f"{unknown}: it is counted as a Llama-like decoder", is_assumed=True)
 
 
 def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:
