@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tests.models import tiny_families as families
 from tests.models import tiny_hybrids as hybrids
+from tests.models import tiny_vision as vision
 from tests.models.tiny_families import SHARP_ROPE as SHARP_ROPE
 from tests.models.tiny_sizes import MAX_CONTEXT as MAX_CONTEXT
 from tests.models.tiny_sizes import ORIGINAL_CONTEXT as ORIGINAL_CONTEXT
@@ -98,6 +99,14 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "qwen3_vl_moe": lambda: hybrids.qwen3_vl(
         "Qwen3VLMoe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=96
     ),
+    "llava": vision.llava,
+    "llava_next": vision.llava_next,
+    "llava_onevision": vision.llava_onevision,
+    "internvl": vision.internvl,
+    "smolvlm": vision.smolvlm,
+    "lfm2_vl": vision.lfm2_vl,
+    "glm4v": vision.glm4v,
+    "glm4v_moe": vision.glm4v_moe,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -128,7 +137,10 @@ def variants() -> list[str]:
     return list(_BUILDERS)
 
 
-TEXT_HALVES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+TEXT_HALVES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "llava_onevision", "internvl"),
+    *("smolvlm", "lfm2_vl", "glm4v", "glm4v_moe"),
+)
 """Those that are others once they are loaded."""
 
 

@@ -74,11 +74,19 @@ WRITTEN = {
     "XLMRobertaForSequenceClassification": "bert",
 }
 NOT_WRITTEN = {
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
     "MinistralForCausalLM",
     "MistralModel",
     "RobertaForMaskedLM",
+    "SmolVLMForConditionalGeneration",
 }
-"""Those that the converter does not take."""
+"""Those that the converter does not take. It writes text halves as their own families' files."""
 READ_AS_A_FOLDER = {
     "RobertaModel": "bert",
     "RobertaForSequenceClassification": "bert",
