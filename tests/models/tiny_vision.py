@@ -67,8 +67,8 @@ def glm4v() -> PreTrainedModel:
     return _around("Glm4v", text, _GLM_VISION, image_token_id=3)
 
 
-def glm4v_moe() -> PreTrainedModel:
+def glm4v_moe(**settings: Any) -> PreTrainedModel:
     own = {"n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     own |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "head_dim": 32, "routed_scaling_factor": 1.5}
     own |= {"rope_parameters": _glm_rope([4, 2, 2]), "pad_token_id": 0}
-    return _around("Glm4vMoe", {**SIZES, **own}, _GLM_VISION, image_token_id=3)
+    return _around("Glm4vMoe", {**SIZES, **own, **settings}, _GLM_VISION, image_token_id=3)
