@@ -6,7 +6,7 @@ from typing import Any
 
 from twostroke.cost.known_shape import KnownShape, sizes
 
-_TIED = {"tie_word_embeddings": True}
+_TIED: dict[str, Any] = {"tie_word_embeddings": True}
 
 
 def _sliding(layers: int, period: int) -> list[str]:
@@ -26,8 +26,8 @@ _GEMMA_4: dict[str, Any] = {
         "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
     },
 }
-_GEMMA_4_SMALL = {**_GEMMA_4, "hidden_size_per_layer_input": 256, "sliding_window": 512}
-_GEMMA_4_LARGE = {
+_GEMMA_4_SMALL: dict[str, Any] = {**_GEMMA_4, "hidden_size_per_layer_input": 256, "sliding_window": 512}
+_GEMMA_4_LARGE: dict[str, Any] = {
     **_GEMMA_4,
     "attention_k_eq_v": True,
     "hidden_size_per_layer_input": 0,
@@ -35,7 +35,12 @@ _GEMMA_4_LARGE = {
     "num_kv_shared_layers": 0,
     "sliding_window": 1024,
 }
-_GEMMA_4_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+_GEMMA_4_EXPERTS: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
 
 _QWEN3_5: dict[str, Any] = {
     "vocab": 248_320,
@@ -47,8 +52,8 @@ _QWEN3_5: dict[str, Any] = {
     "linear_num_key_heads": 16,
     "max_position_embeddings": 262_144,
 }
-_QWEN3_5_SMALL = {**_QWEN3_5, **_TIED, "linear_num_value_heads": 16}
-_QWEN3_5_397B = {
+_QWEN3_5_SMALL: dict[str, Any] = {**_QWEN3_5, **_TIED, "linear_num_value_heads": 16}
+_QWEN3_5_397B: dict[str, Any] = {
     **_QWEN3_5,
     "linear_num_value_heads": 64,
     "num_experts": 512,
@@ -56,10 +61,10 @@ _QWEN3_5_397B = {
     "moe_intermediate_size": 1024,
     "shared_expert_intermediate_size": 1024,
 }
-_QWEN3_CODER = {"head_dim": 128, "num_experts_per_tok": 8, "max_position_embeddings": 262_144}
+_QWEN3_CODER: dict[str, Any] = {"head_dim": 128, "num_experts_per_tok": 8, "max_position_embeddings": 262_144}
 
 _MINISTRAL_3: dict[str, Any] = {"vocab": 131_072, "head_dim": 128, "max_position_embeddings": 262_144}
-_MINIMAX_M2 = {
+_MINIMAX_M2: dict[str, Any] = {
     "head_dim": 128,
     "num_local_experts": 256,
     "num_experts_per_tok": 8,
@@ -67,7 +72,7 @@ _MINIMAX_M2 = {
     "use_qk_norm": True,
     "max_position_embeddings": 196_608,
 }
-_DEEPSEEK_V2 = {
+_DEEPSEEK_V2: dict[str, Any] = {
     "moe_intermediate_size": 1536,
     "n_routed_experts": 160,
     "n_shared_experts": 2,
@@ -83,7 +88,7 @@ _DEEPSEEK_V2 = {
     "topk_method": "group_limited_greedy",
     "max_position_embeddings": 163_840,
 }
-_GLM_4_7 = {
+_GLM_4_7: dict[str, Any] = {
     "head_dim": 128,
     "attention_bias": True,
     "first_k_dense_replace": 3,
@@ -94,7 +99,7 @@ _GLM_4_7 = {
     "use_qk_norm": True,
     "max_position_embeddings": 202_752,
 }
-_DOTS_LLM1 = {
+_DOTS_LLM1: dict[str, Any] = {
     "moe_intermediate_size": 1408,
     "n_routed_experts": 128,
     "n_shared_experts": 2,
@@ -110,12 +115,12 @@ _NEMOTRON_H: dict[str, Any] = {
     "ssm_state_size": 128,
     "n_groups": 8,
 }
-_NEMOTRON_H_8B = {
+_NEMOTRON_H_8B: dict[str, Any] = {
     "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
     "mamba_head_dim": 64,
     "max_position_embeddings": 8192,
 }
-_NEMOTRON_NANO_9B_V2 = {
+_NEMOTRON_NANO_9B_V2: dict[str, Any] = {
     "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
     "mamba_head_dim": 80,
     "max_position_embeddings": 131_072,
@@ -127,21 +132,25 @@ _GRANITE_4_H: dict[str, Any] = {
     "position_embedding_type": "nope",
     "max_position_embeddings": 131_072,
 }
-_GRANITE_4_H_SMALL = {
+_GRANITE_4_H_SMALL: dict[str, Any] = {
     **_GRANITE_4_H,
     "mamba_n_heads": 128,
     "num_local_experts": 72,
     "num_experts_per_tok": 10,
     "shared_intermediate_size": 1536,
 }
-_GRANITE_4_H_MICRO = {
+_GRANITE_4_H_MICRO: dict[str, Any] = {
     **_GRANITE_4_H,
     "mamba_n_heads": 64,
     "num_local_experts": 0,
     "num_experts_per_tok": 0,
     "shared_intermediate_size": 8192,
 }
-_LFM2_350M = {"conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "max_position_embeddings": 128_000}
+_LFM2_350M: dict[str, Any] = {
+    "conv_L_cache": 3,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "max_position_embeddings": 128_000,
+}
 
 NEWER_SHAPES: dict[str, KnownShape] = {
     "Gemma-2B": KnownShape(
