@@ -68,7 +68,7 @@ def newcomer_part(num_plays: int, *, quick: bool = False, model: str = "smollm2"
     usual_s = statistics.median(gaps_of(player(None).play(alone, streams)))
     newcomer = TraceRequest(20 * usual_s, num_tokens, 1, tenant=NEWCOMER, service_level="default")
     print(f"\n8 streams write, {1e3 * usual_s:.1f} ms a token undisturbed; a prompt of {num_tokens} tokens comes")
-    print(f"{num_plays} plays of each, in turn: the median, and the least and the most of the plays")
+    print(f"plays of each, in turn: {num_plays}; the median, and between which values all are")
     unchunked, promised = "unchunked", "promise of twice the ITL"
     ways: dict[str, tuple[Way, float | None, list[TraceRequest]]] = {
         "undisturbed": (alone, None, streams),

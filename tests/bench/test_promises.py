@@ -6,11 +6,12 @@ from __future__ import annotations
 import gc
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from bench import promise_loads, promise_newcomer, promise_players, promises
+from bench import promise_frontier, promise_loads, promise_newcomer, promise_players, promises
 from bench.promise_loads import CPU_LOAD, CPU_LONG_LOAD, DERIVED, FLOODER, mixed
 from bench.promise_players import Answered, Real, StepTaken, Way
 from tests.models.tiny_checkpoints import make_tiny
@@ -75,7 +76,7 @@ def test_a_newcomer_is_played_several_times_beside_the_undisturbed_streams(
     monkeypatch.setattr(promise_newcomer, "QUICK_TOKENS", (150, 40))
     promise_newcomer.newcomer_part(2, quick=True, model=model)
     said = capsys.readouterr().out
-    assert "a prompt of 150 tokens comes" in said and "2 plays of each" in said
+    assert "a prompt of 150 tokens comes" in said and "plays of each, in turn: 2" in said
     rows = re.findall(r"^  (\S.*?) +ITL p99 +[\d.]+ ms, [\d.]+ x \(.*?\)(.*)$", said, re.MULTILINE)
     names = ["undisturbed", "unchunked", "fifo, chunks of 128", "promise of twice the ITL"]
     assert [name for name, _ in rows] == names
@@ -101,6 +102,18 @@ def test_worst_steps_are_told_as_predicted_and_as_measured(capsys: pytest.Captur
     assert held_up.endswith("predicted 18.0 ms (1.80 x), measured 45.0 ms (4.50 x)"), "not planned too long"
     promise_newcomer.show_steps("promised", promise_newcomer.Seen(), 0.010, 2)
     assert "no step read beside streams" in capsys.readouterr().out
+
+
+def test_the_frontier_is_what_is_recorded_and_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is computed on a virtual clock, so it comes out the same everywhere."""
+    promise_frontier.main()
+    said = capsys.readouterr().out
+    root = Path(promises.__file__).parents[1]
+    assert said in (root / "bench/results/promises-frontier.txt").read_text()
+    rows = re.findall(r"^ +([\d.]+ x) +([\d.]+ x) +([\d.]+ x) .*\(([\d.]+ x)\).*\(([\d.]+ x)\)$", said, re.MULTILINE)
+    assert len(rows) == len(promise_frontier.PROMISES)
+    page = (root / "docs/promises.md").read_text()
+    assert all("| " + " | ".join(row) + " |" in page for row in rows)
 
 
 def test_a_class_that_nobody_was_answered_in_is_not_kept() -> None:
