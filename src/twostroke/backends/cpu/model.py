@@ -16,6 +16,7 @@ from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField, QueryBlockField, StepField
 from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
 from twostroke.backends.cpu.code import code_for
+from twostroke.backends.cpu.held_kinds import tile_kinds
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
@@ -41,7 +42,7 @@ from twostroke.backends.cpu.shape import (
 )
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
-from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.cpu.weights import Weights
 from twostroke.backends.host.arithmetic import rms_norm
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import NOT_FINITE as LOGITS_NOT_FINITE
