@@ -3,6 +3,7 @@ every request that was answered, who sent it and its timing."""
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections.abc import Sequence as Series
@@ -15,7 +16,9 @@ from twostroke.config import EngineConfig
 from twostroke.core.events import TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.service_level import ServiceLevels
+from twostroke.core.step import Step, StepResult
 from twostroke.core.timing import SequenceTiming
+from twostroke.cost.floor import work_of
 from twostroke.engine.build import build
 from twostroke.engine.engine import Engine
 from twostroke.planner.simulate import Prompts, Replica, ReplicaSpec, collector_paused
@@ -44,6 +47,18 @@ class Way:
 
     def __str__(self) -> str:
         return self.policy if self.step_tokens is None else f"{self.policy}, {self.step_tokens} tokens a step"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """A step of the real engine."""
+
+    num_streams: int
+    num_read: int
+    """Tokens of prompts."""
+    predicted_s: float
+    """Before it was launched."""
+    measured_s: float
 
 
 class Simulated:
@@ -88,6 +103,8 @@ class Real:
         self._levels = levels
         self._max_context = max_context
         self._model = model
+        self.steps: list[StepTaken] = []
+        """Of the last play."""
 
     def play(self, way: Way, trace: Series[TraceRequest], without: str | None = None) -> list[Answered]:
         """`without`: see `Simulated.play`."""
@@ -109,6 +126,9 @@ class Real:
         sent: dict[str, tuple[Request, float]] = {}
         try:
             self._warm(engine, prompts, num_tokens)
+            self._watch(engine)
+            gc.collect()
+            gc.freeze()  # as a server does: what was built is not looked through in the middle of a step
             started_s = time.perf_counter()
             while num_left and (waiting or engine.busy):
                 while waiting and (now_s := time.perf_counter() - started_s) >= waiting[0].arrival_s:
@@ -125,8 +145,23 @@ class Real:
                 found += ended
                 num_left -= sum(one.request.tenant != without for one in ended)
         finally:
+            gc.unfreeze()
             engine.close()
         return found
+
+    def _watch(self, engine: Engine) -> None:
+        self.steps = steps = []
+        predicted_s: dict[int, float] = {}
+
+        def launching(step: Step) -> None:
+            cost = engine.step_cost
+            predicted_s[step.step_id] = 0.0 if cost is None else cost.seconds(work_of(step))
+
+        def came_back(step: Step, result: StepResult) -> None:
+            num_read = sum(len(chunk.token_ids) for chunk in step.prefills)
+            steps.append(StepTaken(len(step.decodes), num_read, predicted_s.pop(step.step_id), result.compute_s))
+
+        engine.on_launch, engine.on_step = launching, came_back
 
     def _warm(self, engine: Engine, prompts: Prompts, num_tokens: int) -> None:
         """Steps of every kind, so that their cost is known."""

@@ -1,12 +1,13 @@
 """What promises are kept at which load: `fifo` with constant chunks beside the default policy, on the same traces.
 
-    python -m bench.promises [--quick] [--parts rate,flood,newcomer] [--on h200,cpu] [--minutes 9.5] [--long]
+    python -m bench.promises [--quick] [--parts rate,flood,newcomer] [--on h200,cpu] [--minutes 9.5] [--plays 3]
+                             [--long]
 
 rate: a mixed trace (chats, documents, bursts of one tenant that floods) at ever more requests a second: the most at
 which p99 TTFT and p99 ITL of every class are as promised. Of `fifo` the best of several constant chunks counts. flood:
 one tenant sends far more than its share, beside the same requests of quiet tenants with and without it: what these feel
 of it, and between which bounds that lies. newcomer: 8 streams write, and a prompt of 4k comes; a gap may be twice as
-long as without it.
+long as without it (`bench/promise_newcomer.py`).
 
 On the simulated H200 chats have 100 to 600 tokens, documents 3k to 12k. On the CPU prompts and answers are shorter, so
 that a play has more than a handful; `--long` plays the same lengths there, as far as SmolLM2's context goes. What was
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -27,7 +27,6 @@ from math import inf
 from bench.promise_loads import (
     CPU_LOAD,
     CPU_LONG_LOAD,
-    DERIVED,
     FLOODER,
     H200_LOAD,
     ON_CPU,
@@ -37,10 +36,10 @@ from bench.promise_loads import (
     mixed,
     request,
 )
+from bench.promise_newcomer import newcomer_part
 from bench.promise_players import Answered, Real, Simulated, Way
-from twostroke.core.service_level import ServiceLevel, ServiceLevels
+from twostroke.core.service_level import ServiceLevels
 from twostroke.planner.report import percentiles
-from twostroke.planner.trace import TraceRequest
 
 OURS = Way("fair")
 RATE_SHARE = 0.65
@@ -189,44 +188,13 @@ def flood_part(player: Player, load: Load, seconds: float = inf) -> None:
             print(f"  {way!s:28} {level:9} {len(own):5}  {'; '.join(shown)}")
 
 
-def newcomer_part(options: argparse.Namespace) -> None:
-    """On the CPU alone. The promise is made of what the same streams do undisturbed."""
-    num_tokens, answer = (600, 60) if options.quick else (4000, 400)
-    streams = [TraceRequest(0.0, 64, answer, tenant=f"quiet-{number}", service_level="even") for number in range(8)]
-
-    def levels(itl_s: float | None) -> ServiceLevels:
-        return ServiceLevels((DERIVED, ServiceLevel("even", itl_s=itl_s)))
-
-    alone = Real(levels(None)).play(Way("fair"), streams)
-    usual_s = statistics.median(gap_s for one in alone for gap_s in one.timing.itl_s)
-    newcomer = TraceRequest(20 * usual_s, num_tokens, 1, tenant="newcomer", service_level="default")
-    print(f"\n8 streams write, {1e3 * usual_s:.1f} ms a token undisturbed; a prompt of {num_tokens} tokens comes")
-    ways = {
-        "unchunked": (Way("fifo", num_tokens + 8), None),
-        **{
-            f"fifo, chunks of {size}": (Way("fifo", size), None)
-            for size in ((128,) if options.quick else (64, 128, 256, 512))
-        },
-        "promise of twice the ITL": (OURS, 2 * usual_s),
-    }
-    first_s: float | None = None
-    for name, (way, itl_s) in ways.items():
-        answered = Real(levels(itl_s), max_context=num_tokens + 600).play(way, [*streams, newcomer])
-        ttft_s = next(one.ttft_s or 0.0 for one in answered if one.request.tenant == "newcomer")
-        _, itl_p99_s = felt(of_level(answered, "even"))
-        first_s = first_s or ttft_s
-        print(
-            f"  {name:26} ITL p99 {1e3 * itl_p99_s:7.1f} ms ({itl_p99_s / usual_s:5.2f} x)   "
-            f"newcomer's TTFT {ttft_s:6.2f} s ({ttft_s / first_s:.2f} x)"
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter traces, fewer chunks: to see that it works")
     parser.add_argument("--parts", default="rate,flood,newcomer")
     parser.add_argument("--on", default="h200,cpu")
     parser.add_argument("--minutes", type=float, default=inf, help="for the CPU's rate and flood together")
+    parser.add_argument("--plays", type=int, default=3, help="of each way of the newcomer, in turn (default: 3)")
     parser.add_argument("--long", action="store_true", help="on the CPU, prompts as long as SmolLM2's context allows")
     options = parser.parse_args()
     parts, on = options.parts.split(","), options.on.split(",")
@@ -246,7 +214,7 @@ def main() -> None:
         if "flood" in parts:
             flood_part(player, given, seconds - (time.monotonic() - began_s))
     if "newcomer" in parts and "cpu" in on:
-        newcomer_part(options)
+        newcomer_part(1 if options.quick else options.plays, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@ what it played."""
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from bench import promise_loads, promise_players, promises
+from bench import promise_frontier, promise_loads, promise_newcomer, promise_players, promises
 from bench.promise_loads import CPU_LOAD, CPU_LONG_LOAD, DERIVED, FLOODER, mixed
-from bench.promise_players import Answered, Real, Way
+from bench.promise_players import Answered, Real, StepTaken, Way
 from tests.models.tiny_checkpoints import make_tiny
 from twostroke.core.request import Request
 from twostroke.core.service_level import ServiceLevel, ServiceLevels
@@ -58,6 +60,60 @@ def test_a_request_counts_from_when_it_was_due(model: str, monkeypatch: pytest.M
     found = player(model, KEPT).play(Way("fair"), trace)
     assert sorted(one.before_s for one in found) == [1.0, 1.75, 2.5, 3.25]
     assert all(one.ttft_s == pytest.approx(one.before_s + (one.timing.ttft_s or 0.0)) for one in found)
+
+
+def test_steps_are_kept_as_predicted_and_as_measured(model: str) -> None:
+    played = player(model, KEPT)
+    played.play(Way("fair", 32), [TraceRequest(0.0, 70, 4, service_level="chat")])
+    assert [(step.num_streams, step.num_read) for step in played.steps] == [(0, 32), (0, 32), (0, 6)] + 3 * [(1, 0)]
+    assert all(step.predicted_s > 0.0 and step.measured_s > 0.0 for step in played.steps)
+    assert gc.get_freeze_count() == 0, "what was kept from the collector for a play is given back"
+
+
+def test_a_newcomer_is_played_several_times_beside_the_undisturbed_streams(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promise_newcomer, "QUICK_TOKENS", (150, 40))
+    promise_newcomer.newcomer_part(2, quick=True, model=model)
+    said = capsys.readouterr().out
+    assert "a prompt of 150 tokens comes" in said and "plays of each, in turn: 2" in said
+    rows = re.findall(r"^  (\S.*?) +ITL p99 +[\d.]+ ms, [\d.]+ x \(.*?\)(.*)$", said, re.MULTILINE)
+    names = ["undisturbed", "unchunked", "fifo, chunks of 128", "promise of twice the ITL"]
+    assert [name for name, _ in rows] == names
+    assert ["newcomer's TTFT" in rest for _, rest in rows] == [False, True, True, True]
+    assert "unchunked: " in said and "promise of twice the ITL: " in said, "what their steps were"
+
+
+def test_worst_steps_are_told_as_predicted_and_as_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = promise_newcomer.Seen()
+    usual = StepTaken(8, 0, 0.010, 0.010)
+    reading = [StepTaken(8, 12, 0.020, 0.021), StepTaken(8, 8, 0.018, 0.045), StepTaken(8, 16, 0.025, 0.025)]
+    alone = StepTaken(0, 64, 0.1, 0.3)
+    for _ in range(2):
+        seen.take([answered("even", 0.1)], [usual, *reading, alone])
+    promise_newcomer.show_steps("promised", seen, 0.010, 2)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == (
+        "  promised: 3 steps read beside streams; writing alone would have taken 0.03 s of their 0.09 s"
+    ), "of one play, without the step that had no streams"
+    assert "p50 1.05" in said[1] and "p99 2.50" in said[1]
+    assert [line.split()[0] for line in said[2:]] == ["8", "8", "16", "16", "12"]
+    held_up = " ".join(said[2].split())
+    assert held_up.endswith("predicted 18.0 ms (1.80 x), measured 45.0 ms (4.50 x)"), "not planned too long"
+    promise_newcomer.show_steps("promised", promise_newcomer.Seen(), 0.010, 2)
+    assert "no step read beside streams" in capsys.readouterr().out
+
+
+def test_the_frontier_is_what_is_recorded_and_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is computed on a virtual clock, so it comes out the same everywhere."""
+    promise_frontier.main()
+    said = capsys.readouterr().out
+    root = Path(promises.__file__).parents[1]
+    assert said in (root / "bench/results/promises-frontier.txt").read_text()
+    rows = re.findall(r"^ +([\d.]+ x) +([\d.]+ x) +([\d.]+ x) .*\(([\d.]+ x)\).*\(([\d.]+ x)\)$", said, re.MULTILINE)
+    assert len(rows) == len(promise_frontier.PROMISES)
+    page = (root / "docs/promises.md").read_text()
+    assert all("| " + " | ".join(row) + " |" in page for row in rows)
 
 
 def test_a_class_that_nobody_was_answered_in_is_not_kept() -> None:

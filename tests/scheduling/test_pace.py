@@ -11,7 +11,17 @@ from twostroke.cost.floor import StepWork
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
 from twostroke.cost.step_cost import Coefficients, StepCost
-from twostroke.scheduling.pace import LEAST_TOKENS, LONG_WAIT, LOST_SHARE, ROUND_TOKENS, PrefillPace, Room, Unpaced
+from twostroke.scheduling.pace import (
+    LEAST_TOKENS,
+    LONG_WAIT,
+    LOST_SHARE,
+    ROUND_TOKENS,
+    ROUND_TOKENS_UNPACED,
+    PrefillPace,
+    Room,
+    Unpaced,
+    pace_of,
+)
 
 SHAPE = ModelShape(10**9, 10**9, 10**7, 2 * 10**9, 32, 128, (KVGroupShape(16, None, 1 << 16),))
 CEILINGS = Ceilings(4e12, 4e14, "made up")
@@ -81,6 +91,71 @@ def test_decodes_take_their_share_and_never_all() -> None:
     assert all(seconds(0, num_tokens, count) <= 0.01 for num_tokens, count in zip(taken, counts, strict=True))
     far = [pace().open(slots(10, position), 1, LONG, LONG).take(0, LONG, samples=False) for position in (10_000, 10**9)]
     assert taken[0] > far[0] > far[1] == LEAST_TOKENS
+
+
+def test_a_share_of_a_step_is_a_share_of_what_decodes_leave() -> None:
+    """Here decodes take most of the step: a quarter of the whole is less than they take, and a quarter of the rest is
+    not."""
+    contexts = [20_001] * 100
+    decodes_s = COST.seconds(StepWork(contexts=contexts))
+    target_s = 1.5 * decodes_s
+
+    def with_chunks(*chunks: tuple[int, int]) -> float:
+        return COST.seconds(StepWork(chunks, len(chunks), contexts))
+
+    for share in (0.25, 0.5, 1.0):
+        limit_s = decodes_s + share * (target_s - decodes_s)
+        room = pace(target_s).open(slots(100, 20_000), 2, LONG, LONG)
+        taken = room.take(0, LONG, samples=False, share=share)
+        assert taken > 4 * LEAST_TOKENS
+        assert with_chunks((0, taken)) <= limit_s < with_chunks((0, taken + ROUND_TOKENS))
+        begun = pace(target_s).open(slots(100, 20_000), 2, LONG, LONG)
+        begun.take(0, LEAST_TOKENS, samples=False)
+        assert begun.goes_on(0, LONG, samples=False, share=share)
+        more = begun.take(0, LONG, samples=False, share=share)
+        assert with_chunks((0, LEAST_TOKENS), (0, more)) <= limit_s
+        assert limit_s < with_chunks((0, LEAST_TOKENS), (0, more + ROUND_TOKENS))
+
+
+def test_no_share_leaves_prompts_less_than_always_moves() -> None:
+    decodes_s = COST.seconds(StepWork(contexts=[20_001] * 100))
+    tight = pace(0.5 * decodes_s).open(slots(100, 20_000), 1, LONG, LONG)
+    assert tight.take(0, LONG, samples=False, share=0.25) == LEAST_TOKENS
+    alone = pace(1e-9).open([], 1, LONG, 512)
+    assert alone.take(0, 512, samples=False, share=0.25) == 512, "without streams the token budget alone counts"
+
+
+@pytest.mark.parametrize(
+    ("promised_ms", "taken"),
+    [
+        (29, 16),  # 0.9 of it has room for just these
+        (26, 16),  # what always moves takes exactly the promise
+        (25.9, 12),
+        (20, 8),  # room for 10
+        (14, 4),
+        (13.9, 16),  # no room for a small round: the streams and four tokens break it, so do the streams and sixteen
+        (5, 16),
+    ],
+)
+def test_what_always_moves_does_not_break_a_promise_that_can_be_kept(promised_ms: float, taken: int) -> None:
+    """Without a target of the backend's own. Eight streams take 10 ms and each token of a prompt one."""
+
+    def step_ms(work: StepWork) -> float:
+        return (10.0 if work.contexts else 0.0) + sum(length for _, length in work.chunks)
+
+    for share in (1.0, 0.125):
+        room = pace_of(step_ms, None).open(slots(8), 1, LONG, LONG, promised_ms)
+        assert room.take(0, LONG, samples=False, share=share) == taken
+    few = pace_of(step_ms, None).open(slots(8), 1, 3, LONG, 13.9)
+    assert few.take(0, 3, samples=True) == 3, "a prompt of three tokens has no more than these"
+
+
+def test_where_nothing_is_promised_a_target_may_be_missed_by_what_always_moves() -> None:
+    decodes_s = COST.seconds(StepWork(contexts=[101] * 300))
+    for promised_s, least in ((float("inf"), LEAST_TOKENS), (seconds(0, 40, 300), LEAST_TOKENS // 2)):
+        room = pace(1.0001 * decodes_s).open(slots(300), 1, LONG, LONG, promised_s)
+        assert room.take(0, LONG, samples=False) == least
+    assert ROUND_TOKENS_UNPACED < LEAST_TOKENS
 
 
 def test_streams_give_way_to_a_crowd_of_prompts() -> None:

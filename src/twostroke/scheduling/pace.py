@@ -27,6 +27,9 @@ are what matrix products and captured graphs like."""
 ROUND_TOKENS_UNPACED = 16
 """The same on a backend that has no target of its own, such as the CPU's, and what always moves there: a token takes
 longer to read, and 64 of them would be several promised gaps."""
+SMALL_ROUNDS = 4
+"""Where what always moves would break a promised gap by itself, a round has this many parts, and as many move as the
+gap has room for."""
 PROMISED_SHARE = 0.9
 """Of a gap that was promised, what a step may take by prediction: predictions are off, and a gap is a step and some."""
 LOST_SHARE = 0.03
@@ -43,7 +46,7 @@ class Room:
 
     def goes_on(self, start: int, num_tokens: int, *, samples: bool, share: float = 1.0) -> bool:
         """Whether a chunk of another prompt belongs in this step. `samples`: its last token is the prompt's. `share`:
-        of what the step may take, what it may take with this chunk."""
+        of what decodes leave of the step, what prompts may take with this chunk."""
         return True
 
     def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True, share: float = 1.0) -> int:
@@ -122,7 +125,9 @@ class PrefillPace:
             allowed_s = min(allowed_s, PROMISED_SHARE * promised_s)
         work = work_of(Step(0, decodes=tuple(decodes)))
         max_tokens = min(waiting_tokens, max_tokens)
-        room = PacedRoom(self._step_seconds, work, len(decodes), allowed_s, num_waiting, max_tokens, self._round_tokens)
+        room = PacedRoom(
+            self._step_seconds, work, len(decodes), allowed_s, num_waiting, max_tokens, self._round_tokens, promised_s
+        )
         self._last = room if decodes else None
         return room
 
@@ -162,8 +167,10 @@ class PacedRoom(Room):
         num_waiting: int,
         max_tokens: int,
         round_tokens: int,
+        promised_s: float = inf,
     ) -> None:
         self._step_seconds = step_seconds
+        self._promised_s = promised_s
         self._round_tokens = round_tokens
         self._work = self._decodes = decodes
         self._num_streams = num_streams
@@ -186,7 +193,7 @@ class PacedRoom(Room):
         if self.is_full or not self._work.chunks:
             return not self.is_full
         needed = self._round_tokens - self._num_tokens % self._round_tokens
-        allowed_s = share * self.allowed_s
+        allowed_s = self._allowed_with(share)
         if self._seconds_with(start, needed) > allowed_s or self._ends_here(start, num_tokens, samples, allowed_s):
             self.is_full = True
         return not self.is_full
@@ -213,7 +220,7 @@ class PacedRoom(Room):
         return True
 
     def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True, share: float = 1.0) -> int:
-        fits = self._tokens_within(start, num_tokens, share * self.allowed_s)
+        fits = self._tokens_within(start, num_tokens, self._allowed_with(share))
         taken = num_tokens
         if fits < num_tokens:
             self.is_full = True
@@ -221,13 +228,28 @@ class PacedRoom(Room):
             if self._work.chunks and may_wait:
                 taken = max(0, taken)
             elif taken < (least := min(LEAST_TOKENS, self._round_tokens)):
-                taken = max(fits, min(least, num_tokens))
+                taken = fits if fits >= least else min(self._least(start, least), num_tokens)
         if taken > 0:
             self._work = self._with(start, taken, samples and taken == num_tokens)
             self._num_tokens += taken
             self._tokens_left -= taken
             self.full_tokens += taken
         return taken
+
+    def _least(self, start: int, usual: int) -> int:
+        """What of a prompt always moves, whatever its share: as much as usual, or as many small rounds as a promised
+        gap has room for. If it has room for none, small steps would not keep it either."""
+        fits = self._tokens_within(start, usual, self._promised_s)
+        small = self._round_tokens // SMALL_ROUNDS
+        return fits // small * small or usual
+
+    def _allowed_with(self, share: float) -> float:
+        """What the step may take if its prompts have only this share of what decodes leave. Decodes are in every step,
+        whoever is read: a share of all of it would often be less than they take, and nothing would be read."""
+        if share == 1.0 or self.allowed_s == inf:
+            return self.allowed_s
+        decodes_s = self._step_seconds(self._decodes)
+        return decodes_s + share * max(0.0, self.allowed_s - decodes_s)
 
     def note_due(self, least_s: float, most_s: float) -> None:
         self._due_s.append((least_s, most_s))

@@ -8,6 +8,9 @@ its weight, are no more than X's. So no other's time is ever beyond X's time and
 all, by weight: X was given its share of the whole, less a piece at most (`tests/scheduling/test_virtual_time.py`, and
 with a real scheduler `tests/scheduling/test_shares_of_tenants.py`). Of a flow with work of several weights the lightest
 counts there, so that no piece is put to its account for more than was expected.
+A step may be cut short for the sake of its streams. Then a piece is shorter, and the few tokens of a prompt that always
+move are a piece like any other: the bound has no term for them. A step that has no room for whoever is next ends there,
+so nobody goes before it. Whoever waits for streams to end has no work to be chosen meanwhile.
 What is forgotten (`_move_on`) does not change that: a gap is never made smaller than CREDIT_S over the weight of anyone
 behind it, and a piece is shorter than CREDIT_S.
 

@@ -13,9 +13,10 @@ from twostroke.scheduling.forecast import Forecast
 from twostroke.scheduling.policies.slack import Slack
 from twostroke.scheduling.virtual_time import VirtualTime
 
-AHEAD_S, AHEAD_SHARE = 1.0, 0.25
-"""A tenant that took so much more than another, while that one has work, keeps steps shorter: whoever comes next waits
-for the steps in flight, and finds less that writes beside it."""
+AHEAD_S, AHEAD_SHARE, AHEAD_READING_SHARE = 1.0, 0.25, 0.125
+"""A tenant that took so much more than another, while that one has work, leaves most of a step free: its streams take
+only this part of its share, and its prompts only this part of what all decodes leave. Whoever comes next waits for the
+steps in flight, and finds less that writes beside it."""
 
 
 class Fair(Slack):
@@ -38,7 +39,7 @@ class Fair(Slack):
         return self._time.share(flow) * (AHEAD_SHARE if self._is_ahead(flow) else 1.0)
 
     def step_share(self, sequence: Sequence) -> float:
-        return AHEAD_SHARE if self._is_ahead(self.flow(sequence)) else 1.0
+        return AHEAD_READING_SHARE if self._is_ahead(self.flow(sequence)) else 1.0
 
     def _is_ahead(self, flow: str) -> bool:
         return self._time.num_active > 1 and self._time.lead_s(flow) > AHEAD_S

@@ -40,7 +40,7 @@ class Policy:
         return 1.0
 
     def step_share(self, sequence: Sequence) -> float:
-        """Of what a step beside streams may take, what it may take for reading this one."""
+        """Of what decodes leave of a step's seconds, what prompts may take with this one."""
         return 1.0
 
     def rank(self, sequence: Sequence, since_s: float = -inf) -> Rank:
