@@ -51,7 +51,7 @@ def ending(url: str, body: dict[str, Any], expected: str, heard: list[Any] | Non
         if answer.status_code >= 400:
             assert '"error"' in lines[0] and '"message"' in lines[0], (
                 lines
-            )  # smg was seen to cut a worker's words short
+            )  # smg cuts a worker's words short
             return REFUSED
     except httpx.HTTPError:
         how = CUT
