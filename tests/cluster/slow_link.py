@@ -19,7 +19,7 @@ SMALL_BYTES = 1 << 16
 
 class SlowLink:
     def __init__(self, port: int, num_bytes: int) -> None:
-        """To this port of this machine; `num_bytes` come back before it is held up."""
+        """To this port of this machine; what comes back is held up before `num_bytes` of it have gone on."""
         self._there, self._left = port, num_bytes
         self.is_held, self._goes_on = threading.Event(), threading.Event()
         self._open = ExitStack()
@@ -42,12 +42,12 @@ class SlowLink:
     def _pass_on(self, source: socket.socket, target: socket.socket, is_back: bool) -> None:
         with suppress(OSError):
             while data := source.recv(SMALL_BYTES):
-                target.sendall(data)
                 if is_back:
                     self._left -= len(data)
                     if self._left <= 0:
                         self.is_held.set()
                         self._goes_on.wait()
+                target.sendall(data)
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -16,11 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cluster.endings import metric, num_running
 from tests.cluster.fleets import OPTIONS as ALONE_OPTIONS
 from tests.cluster.fleets import WORDS
 from tests.cluster.routing import is_alive, until
 from tests.cluster.test_fleet_up import Running, fleet
-from tests.cluster.test_pools import POOLS, metric, named, workers
+from tests.cluster.test_pools import POOLS, named, workers
 from tests.server.running import CLIENT, running_server
 
 pytest.importorskip("smg")
@@ -172,11 +173,6 @@ def served_again(running: Running, asked: dict[str, Any], expected: Told, role: 
     roles = ("prefill", "decode") if role == "decode" else (role,)
     for url, _ in (one for each in roles for one in workers(running, each)):
         until(lambda url=url: holds_nothing(url), 60, running.said)  # type: ignore[misc]
-
-
-def num_running(url: str) -> int:
-    running: int = CLIENT.get(f"{url}/v1/loads").json()["loads"][0]["num_running_reqs"]
-    return running
 
 
 def holds_nothing(url: str) -> bool:

@@ -3,23 +3,34 @@ one server alone tells them, whoever dies meanwhile."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import random
 import re
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.cluster.endings import (
+    AGAIN_S,
+    CUT,
+    ERROR,
+    REFUSED,
+    WHOLE,
+    asking,
+    drawn_body,
+    ending,
+    expected_text,
+    is_idle,
+    metric,
+    num_running,
+)
 from tests.cluster.fleets import OPTIONS as ALONE_OPTIONS
 from tests.cluster.fleets import TEXTS, WORDS, body_of, drawn_request, told
 from tests.cluster.routing import is_alive, until
@@ -30,11 +41,11 @@ pytest.importorskip("smg")
 pytestmark = pytest.mark.fleet
 NUM_REQUESTS = int(os.environ.get("FLEET_REQUESTS", "200"))
 POOLS = ("--prefill", "1", "--decode", "2", "--kv-host-gb", "0.3", "--threads", "1")
-AGAIN_S = 5.0
-"""Within which a fleet serves again, from the moment that one of its processes was killed."""
 NUM_ASKERS = 3
-WHOLE, REFUSED, ERROR, CUT = "whole", "refused", "ended with an error", "cut off"
-"""How a stream ends: refused before its first event; cut off: the connection broke, which only a dead router does."""
+NUM_WORDS, MAX_TOKENS = 400, 24
+"""Of those who ask while somebody dies. Some 700 tokens are long enough to be read when their reader is killed."""
+NUM_PROMPTS = 12
+"""For each that is killed. Nobody asks the same twice before somebody is killed, else the reader has it cached."""
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +67,6 @@ def workers(running: Running, role: str) -> list[tuple[str, int]]:
     """Addresses and process ids, of the table that was printed."""
     found = re.findall(rf"^{role}\S* +(http://\S+) +(\d+)", running.said(), re.MULTILINE)
     return [(url, int(pid)) for url, pid in found]
-
-
-def metric(url: str, name: str) -> float:
-    lines = CLIENT.get(f"{url}/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[{{ ]", line))
 
 
 @pytest.mark.timeout(1200)
@@ -90,11 +96,11 @@ def test_clients_are_told_what_one_server_alone_tells_them(
             answer = CLIENT.post(f"{running.url}{path}", json={**body_of(path), "model": model}, timeout=300).json()
             assert TEXTS[path](answer) == TEXTS[path](alone.post(path, body_of(path)).json()), path
             assert answer["timing"]["handoff"]["why_not"] is None, path
-        granted = metric(readers[0][0], 'twostroke_handoffs_total{outcome="granted"}'.replace("{", r"\{"))
+        granted = metric(readers[0][0], "twostroke_handoffs_total", outcome="granted")
         fetched = [metric(url, "twostroke_handoff_fetched_tokens_total") for url, _ in writers]
         assert granted > NUM_REQUESTS / 3 and min(fetched) > 0
         for url, _ in (*readers, *writers):
-            until(lambda url=url: _idle(url), 40)  # type: ignore[misc]
+            until(lambda url=url: is_idle(url), 40)  # type: ignore[misc]
         num_gone = sum(metric(url, "twostroke_client_disconnects_total") for url, _ in writers)
         assert num_gone == len(lefts) - lefts.count(None), "each who left was noticed"
 
@@ -119,22 +125,28 @@ def _unnamed(given: Any) -> Any:
 
 @pytest.mark.timeout(900)
 def test_whoever_dies_the_fleet_serves_again(smollm2_path: Path, tmp_path: Path, alone: RunningServer) -> None:
-    """A stream is whole, or ends with an error; nobody is told a wrong token; soon all are served again."""
+    """A stream is whole, or ends with an error; nobody is told a wrong token; soon all are served again. Every prompt
+    is new until somebody is killed, which is when a request runs there: the reader dies while it reads."""
+    roles = ("prefill", "decode", "router")
+    bodies = [drawn_body(number, NUM_WORDS, MAX_TOKENS) for number in range(NUM_PROMPTS * len(roles) + 1)]
+    expected = [expected_text(alone, body) for body in bodies]
     with fleet(tmp_path, smollm2_path, *POOLS) as running:
-        body = {"prompt": " ".join(WORDS[:150]), "max_tokens": 24, "temperature": 0.0, "stream": True}
-        expected = _text(told(alone.post("/v1/completions", body)))
-        asked = named(body, running)
+        asked = [named(body, running) for body in bodies]
 
-        def stream() -> str:
-            return _ending(running.url, asked, expected)
+        def stream(place: int = -1) -> str:
+            return ending(running.url, asked[place], expected[place])
 
         assert stream() == WHOLE
-        for role in ("prefill", "decode", "router"):
-            pid = running.pids(role)[-1]
-            with _asking(stream, NUM_ASKERS) as endings:
-                time.sleep(1.0)
+        for number, role in enumerate(roles):
+            places = itertools.cycle(range(number * NUM_PROMPTS, (number + 1) * NUM_PROMPTS))
+            [(reader, _)] = workers(running, "prefill")
+            granted_before = granted(reader)
+            with asking(lambda places=places: stream(next(places)), NUM_ASKERS) as endings:  # type: ignore[misc]
+                until(lambda before=granted_before, url=reader: granted(url) > before)  # type: ignore[misc]
+                url, pid = busiest(running, role)
                 os.kill(pid, signal.SIGKILL)
                 killed_s = time.monotonic()
+                assert len(endings) < NUM_PROMPTS - NUM_ASKERS, "all that was asked by then was new"
                 until(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
                 until(lambda: stream() == WHOLE, 60, running.said)
                 again_s = time.monotonic() - killed_s
@@ -142,60 +154,28 @@ def test_whoever_dies_the_fleet_serves_again(smollm2_path: Path, tmp_path: Path,
             print(f"{role} killed: served again after {again_s:.1f} s, {dict(counts)}")
             assert again_s <= AGAIN_S, (role, again_s, running.said())
             assert set(counts) <= ({WHOLE, REFUSED, ERROR, CUT} if role == "router" else {WHOLE, REFUSED, ERROR})
-        for url, _ in (*workers(running, "prefill"), *workers(running, "decode")):
-            until(lambda url=url: _idle(url), 60)  # type: ignore[misc]
+            for url, _ in (*workers(running, "prefill"), *workers(running, "decode")):
+                until(lambda url=url: is_idle(url), 60)  # type: ignore[misc]
+            if role == "prefill":
+                until(lambda url=reader: reads_again(running, url, alone), 60, running.said)  # type: ignore[misc]
 
 
-@contextmanager
-def _asking(stream: Callable[[], str], number: int) -> Iterator[list[str]]:
-    """So many clients who ask again and again, and how each of their streams ended."""
-    stopped = threading.Event()
-    endings: list[str] = []
-
-    def keep_asking() -> None:
-        while not stopped.is_set():
-            endings.append(stream())
-            time.sleep(0.05)
-
-    with ThreadPoolExecutor(number) as pool:
-        askers = [pool.submit(keep_asking) for _ in range(number)]
-        try:
-            yield endings
-        finally:
-            stopped.set()
-        for asker in askers:
-            asker.result()
+def granted(reader: str) -> float:
+    return metric(reader, "twostroke_handoffs_total", outcome="granted")
 
 
-def _ending(url: str, body: dict[str, Any], expected: str) -> str:
-    """How a stream ended, of which no token was wrong. One that just ends is a failure: its client cannot tell."""
-    lines: list[str] = []
-    ending = ""
-    try:
-        with CLIENT.stream("POST", f"{url}/v1/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                lines += [line.removeprefix("data: ")] if line else []
-        if answer.status_code >= 400:
-            return REFUSED
-    except httpx.HTTPError:
-        ending = CUT
-    events = [json.loads(line) for line in lines if line.startswith("{")]
-    text = _text(events)
-    assert expected.startswith(text), (text, expected)
-    if events and "error" in events[-1]:
-        return ERROR
-    assert ending or (lines[-1:] == ["[DONE]"] and text == expected), lines
-    return ending or WHOLE
+def busiest(running: Running, role: str) -> tuple[str, int]:
+    """Whom a request runs at, at this moment; the router, when one runs anywhere."""
+    until_s = time.monotonic() + 60.0
+    while time.monotonic() < until_s:
+        for url, pid in workers(running, r"(?:prefill|decode)" if role == "router" else role):
+            if num_running(url) > 0:
+                return (url, pid) if role != "router" else (running.url, running.pids(role)[-1])
+    raise AssertionError(f"nothing runs at {role}")
 
 
-def _text(events: list[Any]) -> str:
-    return "".join(choice["text"] for event in events for choice in event.get("choices", []))
-
-
-def _idle(url: str) -> bool:
-    try:
-        return all(
-            metric(url, f"twostroke_{name}") == 0 for name in ("running", "waiting", "kv_occupancy", "kv_leases")
-        )
-    except httpx.HTTPError:
-        return False  # it is being started again
+def reads_again(running: Running, reader: str, alone: RunningServer) -> bool:
+    """A prompt that is new is handed over."""
+    body = drawn_body(time.monotonic_ns(), NUM_WORDS, MAX_TOKENS)
+    before = granted(reader)
+    return ending(running.url, named(body, running), expected_text(alone, body)) == WHOLE and granted(reader) > before

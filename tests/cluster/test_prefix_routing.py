@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.cluster.endings import metric
 from tests.cluster.fleets import WORDS
 from tests.cluster.test_fleet_up import Running, fleet
-from tests.cluster.test_pools import metric, workers
+from tests.cluster.test_pools import workers
 from tests.server.running import CLIENT, running_server
 
 pytest.importorskip("smg")

@@ -75,10 +75,14 @@ class Child:
         return True
 
     def tell(self, number: signal.Signals) -> None:
+        """SIGKILL is for its own children, too."""
         self.again_s = None
         if self.process is not None and self.process.poll() is None:
             with suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                if number == signal.SIGKILL:
+                    kill_with_its_own(self.process.pid)
+                else:
+                    self.process.send_signal(number)
 
     def wait(self, until_s: float) -> bool:
         """Whether it has ended by then."""
@@ -99,6 +103,25 @@ class Child:
             if own or lines:
                 return (own or lines)[-1]
         return "it said nothing"
+
+
+def kill_with_its_own(pid: int) -> None:
+    """A process, and on Linux all that it started, and what those did. They end by themselves when they are alone, but
+    one that stands still does not notice."""
+    found = _descendants(pid)
+    os.kill(pid, signal.SIGKILL)
+    for one in found:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, task.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
 
 
 def how_it_ended(code: int) -> str:

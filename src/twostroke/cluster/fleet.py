@@ -20,7 +20,8 @@ from twostroke.cluster.bound_child import bound
 from twostroke.cluster.cards import VISIBLE
 from twostroke.cluster.children import MOST_RESTARTS, Child, how_it_ended
 from twostroke.cluster.keys import environment_of, new_fleet_key, router_key, write_secret
-from twostroke.cluster.role import Role
+from twostroke.cluster.pulse import Pulse
+from twostroke.cluster.role import STAND_IN, Role
 from twostroke.cluster.router_client import RouterClient, RouterError
 from twostroke.cluster.routers import RouterPlan, check_router
 from twostroke.core.errors import BackendError
@@ -32,6 +33,12 @@ WORKER_START_S = 600.0
 REGISTER_S = 60.0
 ROUTER_END_S = 5.0
 KILL_S = 5.0
+OUT_AFTER_S = 2.0
+"""A worker that has said nothing for so long gets no more requests, until it answers: three seconds after it was
+stopped, at the latest."""
+END_AFTER_S = 15.0
+"""A member that has said nothing for so long is killed and started anew. Whoever waits for its answer is told then:
+nothing else ends a request at a process that stands still."""
 KEY_FILE, STATE_FILE = "key", "fleet.json"
 
 _open = build_opener(ProxyHandler({})).open
@@ -63,6 +70,7 @@ class Member:
     role: Role | None
     """None: the router."""
     url: str
+    pulse: Pulse
 
 
 class Fleet:
@@ -83,7 +91,9 @@ class Fleet:
             self._worker(place, role, port) for place, (role, port) in enumerate(zip(plan.roles, ports, strict=True))
         ]
         command = self._router_plan.command({worker.url: worker.role or Role.BOTH for worker in self.workers})
-        self.router = Member(self._child("router", command), None, self.url)
+        self.router = Member(self._child("router", command), None, self.url, Pulse(f"{self.url}/health"))
+        self._silent: set[str] = set()
+        """Names of members that do not answer, as was said."""
 
     def _make_folder(self, key: str) -> None:
         folder = self._plan.folder
@@ -105,8 +115,13 @@ class Fleet:
         if self._router_plan.registers:
             serve += ["--register", self.url]
         name = f"worker-{place}" if role is Role.BOTH else f"{role.value}-{place}"
+<<<<<<< HEAD
         card = {VISIBLE: self._plan.cards[place]} if self._plan.cards else {}
         return Member(self._child(name, bound([*serve, *self._plan.worker_options]), **card), role, url)
+=======
+        child = self._child(name, bound([*serve, *self._plan.worker_options]), **_card(place))
+        return Member(child, role, url, Pulse(f"{url}/health"))
+>>>>>>> faults
 
     @property
     def members(self) -> list[Member]:
@@ -154,8 +169,10 @@ class Fleet:
             time.sleep(LOOK_S)
 
     def follow(self) -> None:
-        """Until `stop` is called: a member that dies is said, and started anew. Raises BackendError when one dies too
-        often."""
+        """Until `stop` is called: a member that dies, or stands still, is said and started anew. Raises BackendError
+        when one dies too often."""
+        for member in self.members:
+            member.pulse.start()
         while not self._is_ending:
             self.look()
             time.sleep(LOOK_S)
@@ -169,19 +186,38 @@ class Fleet:
                     raise BackendError(f"{child.name} died more than {MOST_RESTARTS} times, and is given up: {words}")
                 wait_s = max(0.0, child.again_s - time.monotonic())
                 self._say(f"{child.name} died ({how_it_ended(code)}); it is started again in {wait_s:.1f} s")
-                self._take_out(member)
+                if member.role is not Role.BOTH:  # of two pools a router asks the one that reads again and again
+                    self._take_out(member)
             if child.start_if_due():
+                self._silent.discard(child.name)
+                member.pulse.begin()
                 self._say(f"{child.name} was started again, as process {child.pid}")
                 self._write_state()
+            elif child.is_running:
+                self._look_at_silence(member)
+
+    def _look_at_silence(self, member: Member) -> None:
+        child, silent_s = member.child, member.pulse.silent_s
+        if silent_s >= END_AFTER_S:
+            self._say(f"{child.name} has not answered for {silent_s:.0f} s, and is killed")
+            child.tell(signal.SIGKILL)
+            child.wait(time.monotonic() + KILL_S)
+        elif silent_s >= OUT_AFTER_S and child.name not in self._silent:
+            self._silent.add(child.name)
+            self._say(f"{child.name} does not answer, and is killed if that lasts")
+            self._take_out(member)
+        elif not silent_s and child.name in self._silent:
+            self._silent.remove(child.name)
+            self._say(f"{child.name} answers again")
 
     def _take_out(self, member: Member) -> None:
-        """Of two pools a router asks the one worker that reads again and again, dead or not. It adds itself when it is
-        back."""
-        if member.role in (None, Role.BOTH) or not self._router_plan.registers:
+        """By its address, and by that at which it stands in for others. It adds itself when it is back."""
+        if member.role is None or not self._router_plan.registers:
             return
         with suppress(RouterError):  # it may have died, too, and knows nobody when it is back
             for worker in self._client.workers():
-                if worker.url.rstrip("/") == member.url and worker.worker_id is not None:
+                is_own = worker.url.rstrip("/") in (member.url, f"{member.url}{STAND_IN}")
+                if is_own and worker.worker_id is not None and not worker.is_leaving:
                     self._client.remove(worker.worker_id)
 
     def stop(self) -> None:

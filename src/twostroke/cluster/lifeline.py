@@ -11,6 +11,7 @@ import sys
 import threading
 
 from twostroke.cluster.bound_child import bound
+from twostroke.cluster.children import kill_with_its_own
 
 
 def main(limit_s: float, command: list[str]) -> None:
@@ -24,7 +25,7 @@ def main(limit_s: float, command: list[str]) -> None:
     try:
         child.wait(limit_s)
     except subprocess.TimeoutExpired:
-        child.kill()
+        kill_with_its_own(child.pid)
         child.wait()
 
 

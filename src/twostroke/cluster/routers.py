@@ -17,8 +17,12 @@ SMG, VLLM_ROUTER = "smg", "vllm-router"
 ROUTERS = (SMG, VLLM_ROUTER)
 _PACKAGES = {SMG: "smg", VLLM_ROUTER: "vllm_router"}
 _SMG_CHILD = (sys.executable, "-P", "-m", "twostroke.cluster.smg_child")
-HEALTH_S = 2
-"""Between two looks of a router at its workers: a worker that was killed is left out that soon."""
+HEALTH_OPTIONS = (
+    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "1"),
+    *("--health-failure-threshold", "3", "--health-success-threshold", "1"),
+)
+"""A worker that is dead or stands still is left out after some three seconds, and taken in as soon as it answers. By
+their own defaults routers look once a minute; a worker that stands still would be left in for more than two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class RouterPlan:
 
     def _options(self) -> list[str]:
         options = ["--host", self.host, "--port", str(self.port), "--prometheus-host", "127.0.0.1"]
-        options += ["--prometheus-port", str(self.metrics_port), "--health-check-interval-secs", str(HEALTH_S)]
+        options += ["--prometheus-port", str(self.metrics_port)]
         return [*options, "--log-level", "warn" if self.kind == SMG else "warning"]
 
     def _smg(self) -> Sequence[str]:
@@ -59,9 +63,9 @@ class RouterPlan:
 
     def _vllm(self, workers: Mapping[str, Role]) -> Sequence[str]:
         if not self.has_roles:
-            return ["--policy", "cache_aware", "--worker-urls", *workers]
+            return [*HEALTH_OPTIONS, "--policy", "cache_aware", "--worker-urls", *workers]
         ends = [part for url, role in workers.items() for part in (f"--{role.value}", url)]
-        return ["--vllm-pd-disaggregation", "--policy", "round_robin", *ends]
+        return [*HEALTH_OPTIONS, "--vllm-pd-disaggregation", "--policy", "round_robin", *ends]
 
 
 def check_router(kind: str) -> None:
