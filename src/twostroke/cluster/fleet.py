@@ -115,13 +115,9 @@ class Fleet:
         if self._router_plan.registers:
             serve += ["--register", self.url]
         name = f"worker-{place}" if role is Role.BOTH else f"{role.value}-{place}"
-<<<<<<< HEAD
         card = {VISIBLE: self._plan.cards[place]} if self._plan.cards else {}
-        return Member(self._child(name, bound([*serve, *self._plan.worker_options]), **card), role, url)
-=======
-        child = self._child(name, bound([*serve, *self._plan.worker_options]), **_card(place))
+        child = self._child(name, bound([*serve, *self._plan.worker_options]), **card)
         return Member(child, role, url, Pulse(f"{url}/health"))
->>>>>>> faults
 
     @property
     def members(self) -> list[Member]:

@@ -190,10 +190,6 @@ NEWER_SHAPES: dict[str, KnownShape] = {
         sizes("qwen3_moe", 2048, 6144, 48, 32, 4, 151_936, **_QWEN3_CODER, num_experts=128, moe_intermediate_size=768)
     ),
     "Qwen3.5-0.8B": KnownShape(sizes("qwen3_5_text", 1024, 3584, 24, 8, 2, **_QWEN3_5_SMALL)),
-    "Qwen3.5-2B": KnownShape(sizes("qwen3_5_text", 2048, 6144, 24, 8, 2, **_QWEN3_5_SMALL)),
-    "Qwen3.5-4B": KnownShape(
-        sizes("qwen3_5_text", 2560, 9216, 32, 16, 4, **_QWEN3_5_SMALL | {"linear_num_value_heads": 32})
-    ),
     "Qwen3.5-122B-A10B": KnownShape(
         sizes(
             "qwen3_5_moe_text", 3072, 1024, 48, 32, 2, **_QWEN3_5_397B | {"num_experts": 256, "num_experts_per_tok": 8}
