@@ -72,6 +72,46 @@ def test_an_answer_says_who_read_its_prompt_and_what_came_over(fleet: Fleet) -> 
     assert kinds.index("prefill there") < kinds.index("handoff") < kinds.index("prefill")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"temperature": 0.9, "seed": 7, "logprobs": 3, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"temperature": 0.9, "seed": 7, "min_tokens": 4, "logit_bias": {"30": 2.0}, "stream": True},
+        {"guided_regex": "[a-z ]{3,20}\\.", "logprobs": 2},
+        {"max_tokens": 1, "logprobs": 2},
+        {"stop_at_first": True},
+        {"temperature": 0.9, "seed": 7, "n": 2},
+        {"echo": True, "logprobs": 2},
+    ],
+    ids=["greedy", "penalties", "least", "grammar", "one token", "stop", "two", "echo"],
+)
+def test_the_first_token_comes_with_the_request(fleet: Fleet, change: dict[str, Any]) -> None:
+    """Of one sample, whose prompt's probabilities nobody asks for. Else the server that writes draws it."""
+    reader, writer, alone = fleet
+    path, body = "/v1/completions", {**prompt_of(40), **change}
+    if body.pop("stop_at_first", False):
+        body["stop"] = alone.post(path, body).json()["choices"][0]["text"][:2]
+    answer = write(writer, path, body, read(reader, path, body))
+    assert told(answer) == told(alone.post(path, body))
+    came = not ({"n", "echo"} & set(change))
+    assert f'"first_token":{str(came).lower()}' in answer.text, answer.text
+    ends = "ended the answer" in answer.text
+    assert ends == ("max_tokens" in change or "stop_at_first" in change)
+    reader.wait_until(lambda: reader.metric("twostroke_kv_leases") == 0)
+
+
+def test_of_another_draw_it_is_not_taken(fleet: Fleet) -> None:
+    """A client who asks for other things of both servers is told what he would be told by one."""
+    reader, writer, alone = fleet
+    path, body = "/v1/completions", {**prompt_of(41), "temperature": 0.9, "seed": 1}
+    params = read(reader, path, {**body, "seed": 2})
+    answer = write(writer, path, body, params)
+    assert told(answer) == told(alone.post(path, body))
+    assert answer.json()["timing"]["handoff"]["first_token"] is False
+    assert answer.json()["timing"]["handoff"]["why_not"] is None
+
+
 @pytest.mark.parametrize("path", TEXTS)
 def test_other_apis_are_read_there_and_written_here_too(fleet: Fleet, path: str) -> None:
     reader, writer, alone = fleet

@@ -84,6 +84,8 @@ class SequenceTiming:
     """When its first prefill chunk was launched."""
     token_times_s: list[float] = field(default_factory=list)
     """When the engine learned each output token."""
+    first_came: bool = False
+    """The first of them was drawn by the engine that read the prompt, and came with the request."""
     finished_s: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -141,6 +143,12 @@ class SequenceTiming:
         return self.token_times_s[0] if self.token_times_s else None
 
     @property
+    def drawn_s(self) -> float | None:
+        """When the first token was drawn that this engine drew itself."""
+        place = int(self.first_came)
+        return self.token_times_s[place] if len(self.token_times_s) > place else None
+
+    @property
     def queue_s(self) -> float | None:
         """Arrival at this engine to the launch of the first chunk."""
         return None if self.scheduled_s is None else self.scheduled_s - self.arrival_s
@@ -157,10 +165,10 @@ class SequenceTiming:
 
     @property
     def prefill_s(self) -> float | None:
-        """Launch of the first chunk to the first token: of an engine alone, TTFT less the queue."""
-        if self.first_token_s is None or self.scheduled_s is None:
+        """Launch of the first chunk to the first token that is drawn here: of an engine alone, TTFT less the queue."""
+        if self.drawn_s is None or self.scheduled_s is None:
             return None
-        return self.first_token_s - self.scheduled_s
+        return self.drawn_s - self.scheduled_s
 
     @property
     def decode_s(self) -> float | None:

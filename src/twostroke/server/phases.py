@@ -86,6 +86,8 @@ class HandoffTiming(msgspec.Struct, frozen=True):
     """Where nothing arrived: why."""
     early_bytes: int = 0
     """Of `bytes`, what was here before it was asked for."""
+    first_token: bool = False
+    """Whether the first token of the answer came with the request, and was told before the KV was there."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -170,9 +172,10 @@ def _handoff(timing: SequenceTiming) -> HandoffTiming | None:
         bytes=record.num_bytes,
         seconds=round(record.took_s, 6),
         gb_per_s=round(record.bytes_per_s / 1e9, 3),
-        sentence=handoff_sentence(record),
+        sentence=handoff_sentence(record, first_came=timing.first_came),
         why_not=record.why_not,
         early_bytes=record.early_bytes,
+        first_token=timing.first_came,
     )
 
 
