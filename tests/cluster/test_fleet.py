@@ -3,9 +3,11 @@ server alone tells them; what goes wrong between the two costs time, and no answ
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from tests.cluster.fleets import (
     told,
     write,
 )
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 
 Fleet = tuple[RunningServer, RunningServer, RunningServer]
 
@@ -167,8 +169,16 @@ def test_a_reader_that_died_after_reading_costs_time_and_no_answer(fleet: Fleet,
         os.kill(reader.engine_pid(), signal.SIGKILL)
         answer = write(writer, "/v1/completions", body, params)
     assert told(answer) == told(alone.post("/v1/completions", body))
-    assert answer.json()["timing"]["handoff"]["why_not"]
+    assert answer.json()["timing"]["handoff"]["why_not"] and answer.json()["timing"]["handoff"]["first_token"]
     writer.wait_until_idle()
+
+
+def timed_stream(server: RunningServer, body: dict[str, Any]) -> list[tuple[float, Any]]:
+    """Events, and the seconds until each."""
+    began_s = time.monotonic()
+    with CLIENT.stream("POST", f"{server.address}/v1/completions", json={**body, "stream": True}) as answer:
+        lines = ((time.monotonic() - began_s, line) for line in answer.iter_lines())
+        return [(at_s, json.loads(line[6:])) for at_s, line in lines if line.startswith("data: {")]
 
 
 @pytest.mark.fleet
@@ -180,11 +190,13 @@ def test_a_reader_that_stopped_is_waited_for_as_long_as_a_lease_and_no_longer(fl
         engine = reader.engine_pid()
         os.kill(engine, signal.SIGSTOP)
         try:
-            answer = write(writer, "/v1/completions", body, params)
+            events = timed_stream(writer, {**body, "kv_transfer_params": params})
         finally:
             os.kill(engine, signal.SIGCONT)
-        assert told(answer) == told(alone.post("/v1/completions", body))
-        assert answer.json()["timing"]["handoff"]["why_not"]
+        expected = timed_stream(alone, body)
+        assert [event["choices"] for _, event in events] == [event["choices"] for _, event in expected]
+        assert events[1][0] - events[0][0] > 3.0 > events[0][0], "the second token waits for KV, the first does not"
+        assert events[-1][1]["timing"]["handoff"]["why_not"]
         writer.wait_until_idle()
         # It goes on, and is taken from again.
         body = prompt_of(6)

@@ -171,9 +171,21 @@ class SequenceTiming:
         return self.drawn_s - self.scheduled_s
 
     @property
-    def decode_s(self) -> float | None:
+    def stream_s(self) -> float | None:
         """First token to last token."""
         return self.token_times_s[-1] - self.token_times_s[0] if self.token_times_s else None
+
+    @property
+    def decode_s(self) -> float | None:
+        """The same from the first token that is drawn here: of an engine alone, from the first."""
+        if not self.token_times_s:
+            return None
+        return 0.0 if self.drawn_s is None else self.token_times_s[-1] - self.drawn_s
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens behind the first that is drawn here."""
+        return max(0, len(self.token_times_s) - 1 - self.first_came)
 
     @property
     def tpot_s(self) -> float | None:

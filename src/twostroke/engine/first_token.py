@@ -1,5 +1,5 @@
-"""The first token of an answer whose prompt another engine has read: what goes to the engine that writes, and whether it
-is the one that would have been drawn there. Knows requests; knows no tickets."""
+"""The first token of an answer whose prompt another engine has read: what goes to the engine that writes, and whether
+it is the one that would have been drawn there. Knows requests; knows no tickets."""
 
 from __future__ import annotations
 

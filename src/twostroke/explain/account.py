@@ -206,9 +206,9 @@ def _contexts(step: StepRecord) -> list[int]:
 def stream_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) -> StreamAccount | None:
     """None below two tokens, or where no step was recorded."""
     chunks, last, drawn_s = prefill_chunks(timing), timing.step_last, timing.drawn_s
-    if timing.decode_s is None or len(timing.token_times_s) < 2 or not chunks or last is None or drawn_s is None:
+    if timing.stream_s is None or len(timing.token_times_s) < 2 or not chunks or last is None or drawn_s is None:
         return None
-    num_tokens, whole_s = len(timing.token_times_s) - 1, timing.decode_s
+    num_tokens, whole_s = len(timing.token_times_s) - 1, timing.stream_s
     takeover_s = drawn_s - timing.token_times_s[0]
     steps = last.totals.since(chunks[-1].step.totals)
     if steps.steps < 1 or steps.decode_slots < 1 or whole_s <= 0.0:

@@ -9,7 +9,6 @@ from twostroke.core.timing import SequenceTiming
 from twostroke.explain import wording
 from twostroke.explain.account import StartAccount, tokens_read_there
 
-
 TAKEOVER = "taking over what another engine had read (its KV, the queue here, the end of its prompt)"
 """Of a stream whose first token came with its request."""
 

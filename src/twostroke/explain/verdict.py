@@ -102,7 +102,7 @@ def _found(
         stream_finding: Finding | None = find_stream(timing, facts, yardstick, stream)
     else:
         stream_finding = _plain_stream(timing, facts)
-    total_s = start.whole_s + (timing.decode_s or 0.0)
+    total_s = start.whole_s + (timing.stream_s or 0.0)
     found = [("start", start_finding)] + ([("stream", stream_finding)] if stream_finding is not None else [])
     slow_to, finding = max(found, key=lambda pair: pair[1].lost_s)
     if finding.lost_s < HELD_UP * total_s:
@@ -153,13 +153,13 @@ def _unhindered(
 
 def _plain_stream(timing: SequenceTiming, facts: EngineFacts) -> Finding | None:
     """Where no steps were recorded, the times alone; None: there was one token, or none."""
-    if timing.tpot_s is None or timing.decode_s is None:
+    if timing.tpot_s is None or timing.stream_s is None:
         return None
     floor_s, a_token = stream_floor_s(timing, facts), f"{wording.seconds(timing.tpot_s)} a token"
     if timing.first_came and len(timing.token_times_s) == 2:
-        what = f"{wording.seconds(timing.decode_s)} after its first token went into {elsewhere.TAKEOVER}"
-        return Finding(Cause.HANDOFF, timing.decode_s, timing.decode_s, floor_s, what, None)
-    return Finding(Cause.DECODE_COMPUTE, timing.decode_s, 0.0, floor_s, a_token, None)
+        what = f"{wording.seconds(timing.stream_s)} after its first token went into {elsewhere.TAKEOVER}"
+        return Finding(Cause.HANDOFF, timing.stream_s, timing.stream_s, floor_s, what, None)
+    return Finding(Cause.DECODE_COMPUTE, timing.stream_s, 0.0, floor_s, a_token, None)
 
 
 # Before the first token

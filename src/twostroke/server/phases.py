@@ -139,7 +139,7 @@ def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation
         seconds=_rounded(timing.decode_s),
         tpot_s=_rounded(timing.tpot_s),
         itl_p99_s=_rounded(gaps_s[int(0.99 * len(gaps_s))]) if gaps_s else None,
-        tokens_per_s=_rate(written - 1, timing.decode_s),
+        tokens_per_s=_rate(timing.num_decoded, timing.decode_s),
         floor_s=round(floors.decode_s, 6),
         speculation=_speculation(timing),
     )
