@@ -155,8 +155,8 @@ def test_a_card_of_24_gb_holds_what_people_run_there(
 ) -> None:
     """With all that an engine needs beside weights counted, on a Hopper card that need not be there. A driver and torch
     take some of it, so that more must be left than is promised: half a gigabyte on an H200."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (TOTAL_BYTES, TOTAL_BYTES))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (TOTAL_BYTES, TOTAL_BYTES))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a card")
     monkeypatch.setattr(products, "card_of", lambda *_: H200)
     checkpoint = random_checkpoint(SHAPES / shape, WeightKind.BF16)
     config = EngineConfig(backend="cuda", memory_gb=24, quantise=asked)

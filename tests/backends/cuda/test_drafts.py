@@ -287,12 +287,10 @@ def test_the_bench_times_the_steps_that_engines_take(
 ) -> None:
     """Every width that two streams may have, beside a plain step; each is run once here, and said to take a time."""
     monkeypatch.setattr(draft_rig, "ROOM", 16)
-    monkeypatch.setattr(drafts_bench, "CONTEXTS", (16,))
-    monkeypatch.setattr(drafts_bench, "STREAMS", (1, 2))
     monkeypatch.setattr(drafts_bench, "median_us", lambda work: work() or 10.0)
     backend = SIZES.on_device(one_layer, device)
     rig = draft_rig.Rig(backend, SIZES.layout(one_layer), SIZES.config, one_layer.spec.vocab_size)
-    drafts_bench.times(rig)
+    drafts_bench.times(rig, contexts=(16,), counts=(1, 2))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("|")[0].split() for line in lines[1:]] == [["16", "1", "10"], ["16", "2", "10"]]
     assert all(line.count("(1.000)") == len(drafts_bench.WIDTHS) for line in lines[1:])

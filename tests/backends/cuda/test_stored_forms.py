@@ -198,16 +198,17 @@ def test_few_rows_on_an_emulated_device(
 
 
 OFTEN = ("int4_32ka", "int6_16k", "int5_32h", "fp8_128")
-EXACT = [name for name in BY_NAME if not name.endswith("fz")]
-"""All but those where a zero times a float32 scale is rounded on its own."""
+ROUNDED_TWICE = ("fz", "fa")
+"""Codes with float32 scales beside zeros or offsets end so. Plain code rounds a number times its scale before it adds;
+the kernel adds in the same instruction."""
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in BY_NAME]
 )
 def test_a_kernel_multiplies_the_very_weights_that_are_held(name: str) -> None:
-    """To the bit: with one input at a time a product is its weight."""
+    """To the bit, but for codes that are rounded twice: with one input at a time a product is its weight."""
     device = "cuda" if HAS_HOPPER else "cpu"
     torch.manual_seed(len(name))
     multiply, _ = by_kernel(device)
@@ -216,7 +217,11 @@ def test_a_kernel_multiplies_the_very_weights_that_are_held(name: str) -> None:
     out = torch.full((code.depth, 72), float("nan"), dtype=BF16, device=device)
     tile = PackedTile(code.depth, 2, code=code)
     multiply(torch.eye(code.depth, dtype=BF16, device=device), form, out, tile=tile, num_sms=132)
-    assert torch.equal(out.float().T, form.dequantised())
+    found, expected = out.float().T, form.dequantised()
+    if name.endswith(ROUNDED_TWICE):
+        torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-6)  # the next number in bfloat16
+    else:
+        assert torch.equal(found, expected)
 
 
 def at_random(product: Product, code: Code, device: str) -> GroupedMatrix:
