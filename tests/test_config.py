@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from twostroke.config import EngineConfig, KVConfig, resolve, sequence_bytes
+from twostroke.config import EngineConfig, KVConfig, resolve
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVGroupNeed
+from twostroke.core.kv_room import sequence_bytes
 from twostroke.core.step_sizes import StepSizes
 from twostroke.machine import MemorySpace, detect
 

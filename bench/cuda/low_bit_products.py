@@ -17,7 +17,8 @@ from twostroke.backends.cuda.kernels.product import Product, Settings
 from twostroke.backends.cuda.kernels.product_kernels import kernels_for
 from twostroke.backends.cuda.layer_matrices import layer_matrices
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
-from twostroke.backends.cuda.products import LAUNCHES, Call, ProductScratch, card_of
+from twostroke.backends.cuda.product_launches import LAUNCHES, Call, ProductScratch
+from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.stored_codes import all_held_in
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice, Table, TableLine
 from twostroke.backends.cuda.tuning_cases import TOLERANCE, TOLERANCES

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from twostroke.engine.offline import LLM as LLM
     from twostroke.engine.results import GenerationResult as GenerationResult
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "LLM": "twostroke.engine.offline",

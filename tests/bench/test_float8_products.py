@@ -20,7 +20,8 @@ from twostroke.backends.cuda.kernels import float8_tiles
 from twostroke.backends.cuda.kernels.float8_tiles import Float8Tile, in_float8
 from twostroke.backends.cuda.kernels.packed_format import FP8_UNITS, INT4, Code
 from twostroke.backends.cuda.kernels.product import Card, Product
-from twostroke.backends.cuda.products import LAUNCHES, card_of
+from twostroke.backends.cuda.product_launches import LAUNCHES
+from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, parse, table_for, text_of
 from twostroke.backends.cuda.tuning_cases import Trial
 from twostroke.backends.cuda.tuning_pool import HeldProduct

@@ -24,6 +24,8 @@ def test_the_line_says_what_is_held_and_why() -> None:
     opened = Formats("bf16", "bf16", "bf16", copies=PACKED, stored="Q4_1", reasons=("one", "two"))
     assert opened.line == "weights BF16 from Q4_1, bf16 arithmetic, KV bf16, packed copies for decode: one; two"
     assert Formats("bf16", "bf16", "bf16", stored="BF16").line.startswith("weights BF16 as stored, ")
+    mixed = Formats("q8_0", "int8", "bf16", stored="INT4", mixed="INT4 as stored, the rest in Q8_0")
+    assert mixed.line.startswith("weights INT4 as stored, the rest in Q8_0, int8 arithmetic, ")
 
 
 def test_reasons_are_no_part_of_what_is_held() -> None:

@@ -10,7 +10,8 @@ from twostroke.config import EngineConfig
 from twostroke.core import service_level_file
 from twostroke.core.errors import BadRequestError
 from twostroke.core.service_level import ServiceLevel
-from twostroke.core.service_level_file import MAX_FILE_BYTES, parse_service_levels, read_service_levels
+from twostroke.core.service_level_file import parse_service_levels, read_service_levels
+from twostroke.core.toml_file import MAX_FILE_BYTES
 
 WHOLE = """
 [levels.chat]
@@ -52,10 +53,10 @@ def test_the_example_of_the_module_is_one() -> None:
     [
         ("[levels.a\n", "not TOML"),
         ("", "no class: write a table like"),
-        ("[level.a]", "no field level: it has levels, keys"),
+        ("[level.a]", "no field 'level': it has levels, keys"),
         ("levels = 3", "levels must be a table, not 3"),
         ("[levels]\na = 1", "levels.a must be a table, not 1"),
-        ("[levels.a]\nttft = 3", "levels.a has no field ttft: it has ttft_ms, itl_ms, weight, when_late"),
+        ("[levels.a]\nttft = 3", "levels.a has no field 'ttft': it has ttft_ms, itl_ms, weight, when_late"),
         ("[levels.a]\nttft_ms = 0", "levels.a.ttft_ms must be a number above 0 and at most 3.6e\\+06, not 0"),
         ("[levels.a]\nttft_ms = true", "ttft_ms must be a number .* not True"),
         ("[levels.a]\nitl_ms = nan", "itl_ms must be a number .* not nan"),
@@ -81,10 +82,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match=r"levels.toml could not be read: No such file"):
         read_service_levels(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(BadRequestError, match="are not text"):
+    with pytest.raises(BadRequestError, match="this is not text"):
         read_service_levels(path)
     path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    with pytest.raises(BadRequestError, match="are longer than"):
+    with pytest.raises(BadRequestError, match="this is longer than"):
         read_service_levels(path)
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.backends.cpu.quantised_checkpoint import mixed_checkpoint
+from tests.models.kind_files import tiny_model, write_of_kinds
+from tests.models.quantised.folders import FORMATS, make_quantised
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cpu import FACTORY
+from twostroke.backends.cpu.weights import Weights
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.formats import STORED
@@ -73,6 +76,36 @@ def test_quantised_weights_are_left_alone(tmp_path: Path) -> None:
     assert weights == STORED and "changes nothing" in str(reason)
     with pytest.raises(BackendError, match="brings float weights to q8_0, q4_1, int4, fp8, not to nvfp4"):
         choose_formats(EngineConfig(quantise="nvfp4"), whole, ROOMY, FACTORY, "asked for")
+
+
+@pytest.mark.parametrize("form", ["ct_int4", "awq", "ct_fp8_channel", "ct_mxfp4", "gptq_order"])
+@pytest.mark.parametrize("asked", [None, "fp8", "int4", "none"])
+def test_quantised_folders_with_a_head_in_floats(form: str, asked: str | None, tmp_path: Path) -> None:
+    """They are told as they are held. A head never has less than 8 bits."""
+    checkpoint = load_checkpoint(make_quantised(form, tmp_path)[0])
+    assert list(checkpoint.float_matrices()) == ["output"]
+    formats = choose_formats(EngineConfig(quantise=asked), checkpoint, ROOMY, FACTORY, "asked for").formats
+    rest = "" if asked == "none" else ", the rest in Q8_0"
+    assert formats.line.startswith(f"weights {FORMATS[form].kind} as stored{rest}, int8 arithmetic, ")
+    notes = Weights.from_checkpoint(checkpoint, weights=formats.weights).notes
+    assert ("1 tensors F32 quantised to Q8_0" in notes) == (asked != "none")
+
+
+def test_a_quantised_folder_with_more_floats_names_each_kind(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_quantised("ct_int4", tmp_path)[0])
+    floats = load_checkpoint(tmp_path / "meant").tensors
+    mixed = replace(checkpoint, tensors={**checkpoint.tensors, "layers.0.q": floats["layers.0.q"]})
+    formats = choose_formats(EngineConfig(quantise="fp8"), mixed, ROOMY, FACTORY, "asked for").formats
+    assert formats.line.startswith("weights INT4 as stored, the rest in Q8_0 and FP8, "), "the largest first"
+
+
+def test_routers_are_no_floats_to_quantise(tmp_path: Path) -> None:
+    """Experts in a GGUF file have a router in floats, which stays one."""
+    path = write_of_kinds(tiny_model(experts=True), tmp_path / "m.gguf", lambda _: WeightKind.Q4_0)
+    checkpoint = load_checkpoint(path)
+    assert checkpoint.is_multiplied("layers.0.router") and not checkpoint.tensors["layers.0.router"].kind.is_quantised
+    formats = choose_formats(EngineConfig(), checkpoint, ROOMY, FACTORY, "asked for").formats
+    assert formats.weights == STORED and formats.line.startswith("weights Q4_0 as stored, ")
 
 
 def test_the_reference_backend_declines(floats: Checkpoint) -> None:

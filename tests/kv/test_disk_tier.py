@@ -19,7 +19,9 @@ import pytest
 
 from tests.scheduling.fake_backend import fake_format
 from tests.scheduling.loop import Loop, layout, request
+from twostroke.config import KVConfig
 from twostroke.core.errors import BackendError
+from twostroke.engine.tier_secret import tier_secret
 from twostroke.kv.prefix_index import PrefixIndex, PrefixNode
 from twostroke.kv.tiers import disk as disk_module
 from twostroke.kv.tiers.disk import DiskTier
@@ -304,6 +306,91 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BackendError, match="--kv-disk"):
         tier(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"key": b"a user's own"},
+        {"key": b"a user's own", ".key-0123abcd": bytes(32)},
+        {"holiday.jpg": b"picture", ".begun-0123abcd": b""},
+        {".key-of-mine": b""},
+    ],
+)
+def test_a_folder_with_a_users_own_files_is_refused_and_left_as_it_was(tmp_path: Path, files: dict[str, bytes]) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    folder.chmod(0o755)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+        os.utime(folder / name, (1e9, 1e9))  # as if it had lain there for long
+    with pytest.raises(BackendError, match=r"holds other files .*choose a folder that is empty or not there yet"):
+        tier(folder)
+    assert tier_secret(KVConfig(disk=str(folder))) is None
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+def test_an_empty_folder_is_used_and_keeps_its_mode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is empty has a folder of its own; what was begun and not named is an engine's."""
+    for mode, is_warned in ((0o755, False), (0o777, True)):
+        folder = tmp_path / f"{mode:o}"
+        (folder / "lost+found").mkdir(parents=True)
+        (folder / ".key-0123abcd").write_bytes(bytes(32))
+        folder.chmod(mode)
+        filled(folder)
+        (folder / "note").write_text("a user's")
+        assert found_in(folder) == 12, "it is ours by now"
+        assert stat.S_IMODE(folder.stat().st_mode) == mode and (folder / "note").exists()
+        assert ("every user of this machine may write" in caplog.text) == is_warned
+
+
+def test_a_folder_is_known_by_its_key_after_it_was_cleared(tmp_path: Path) -> None:
+    filled(tmp_path)
+    disk = tier(tmp_path)
+    disk.clear()
+    disk.close()
+    (tmp_path / "note").write_text("a user's")
+    assert not list(tmp_path.glob(f"*{SUFFIX}")) and tier(tmp_path).key == disk.key
+    assert tier_secret(KVConfig(disk=str(tmp_path))) is not None
+
+
+def test_clearing_does_not_wait_until_the_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the lowest priority reads what lies in a large folder, and the scheduler waits for the clearing."""
+    filled(tmp_path, 100)
+    original = only_segment(tmp_path)
+    for number in range(5):
+        shutil.copy(original, tmp_path / f"{number}{SUFFIX}")
+    read, num_reads, is_reading, may_read = os.pread, 0, threading.Event(), threading.Event()
+
+    def slow_read(descriptor: int, count: int, offset: int) -> bytes:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads > 20:
+            is_reading.set()
+            assert may_read.wait(60.0)
+        return read(descriptor, count, offset)
+
+    monkeypatch.setattr(disk_module, "SCAN_S", -1.0)
+    disk = tier(tmp_path)
+    monkeypatch.setattr(os, "pread", slow_read)
+    threads = DiskThreads(disk, lambda group, slot: memoryview(bytes(BYTES)))
+    assert is_reading.wait(60.0) and not disk.is_scanned
+    clearing = threading.Thread(target=threads.clear)
+    clearing.start()
+    while not disk._stops_reading:
+        time.sleep(0.001)
+    may_read.set()
+    clearing.join(60.0)
+    assert not clearing.is_alive() and num_reads < 25
+    assert disk.is_scanned and not len(disk) and not list(tmp_path.glob(f"*{SUFFIX}"))
+    node = nodes(disk, 1)[0]
+    assert disk.write(node, 0, memoryview(content(node))), "and what is written later is found"
+    other = tier(tmp_path)
+    other.scan()
+    assert other.find(node, 0) is not None
+    other.close()
+    threads.close()
 
 
 WRITER = """

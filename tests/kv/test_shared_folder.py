@@ -132,12 +132,13 @@ def test_what_another_process_removed_is_forgotten(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_after_clearing_only_what_is_written_later_is_found(tmp_path: Path) -> None:
-    """Another process holds its file: it stays, and what was in it is forgotten here."""
+@pytest.mark.parametrize("has_looked", [False, True])
+def test_after_clearing_only_what_is_written_later_is_found(tmp_path: Path, has_looked: bool) -> None:
+    """Another process holds its file: it stays, and what was in it is forgotten here, or never found."""
     disk = tier(tmp_path)
     with process(TURN_BY_TURN, str(tmp_path), "a") as other:
         say(other, "20")
-        disk.look()
+        assert not has_looked or disk.look() == 20
         disk.clear()
         assert only_segment(tmp_path).exists()
         assert disk.look() == 0 and num_found(disk, 20, "a") == 0

@@ -211,6 +211,36 @@ def test_computing_is_chosen_where_it_is_predicted_to_be_faster() -> None:
         assert loop.scheduler.ledger.tiers.totals.recomputed_tokens == 20 - cached  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("where", ["host", "disk", "host and disk"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_computed_although_a_tier_has_it_is_counted_once(tmp_path: Path, where: str, waits: bool) -> None:
+    """The tiers are asked when a request arrives, and in each step in which it is first in line."""
+    kv_layout = layout((None, 10))
+    for round_number in range(2 if where == "disk" else 1):
+        disk = disk_tier(tmp_path, kv_layout) if "disk" in where else None
+        loop = Loop(kv_layout, host_slots=30, disk=disk, max_running=1)
+        if round_number == 0:
+            loop.add(request("first", range(22), max_tokens=4))
+            loop.run()
+            evict(loop)
+        tiers = loop.scheduler.ledger.tiers
+        assert tiers is not None
+        if tiers._threads is not None and round_number == 0:
+            assert tiers._threads.flush(10.0)
+            tiers.settle()
+        if where == "disk" and round_number == 0:
+            tiers.close()
+    tiers.worth._prefill_seconds = lambda start, num_tokens: 0.0
+    if waits:
+        loop.add(request("before", range(9), salt="before", max_tokens=6))
+        loop.turn()
+    again = loop.add(request("again", range(22), max_tokens=4))[0]
+    loop.run()
+    assert again.timing.cached_tokens == 0
+    assert tiers.totals.recomputed_tokens == 20
+    tiers.close()
+
+
 def test_spilling_stops_where_it_would_slow_decode_and_goes_on_later() -> None:
     worth = Worth()
     assert worth.may_spill(10.0)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.kv.tiers import disk as disk_module
-from twostroke.kv.tiers.disk import KEY_NAME, DiskTier
-from twostroke.kv.tiers.files import SUFFIX
+from twostroke.kv.tiers.disk import DiskTier
+from twostroke.kv.tiers.files import KEY_NAME, SUFFIX
 from twostroke.kv.tiers.tiers import KVTiers
 
 TURN_S = 0.1

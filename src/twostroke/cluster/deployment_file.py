@@ -24,7 +24,6 @@ hold_s = 300
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,8 +35,8 @@ from twostroke.cluster.endpoints import check_url
 from twostroke.cluster.role import Role
 from twostroke.core.errors import BadRequestError
 from twostroke.core.setting import shown
+from twostroke.core.toml_file import as_table, parse_toml, read_toml_text, refuse_unknown
 
-MAX_FILE_BYTES = 1 << 20
 MOST_REPLICAS = 10_000
 ON_CARDS = "cuda"
 """The backend that computes there."""
@@ -70,33 +69,21 @@ class DeploymentPlan:
 
 
 def read_deployment(path: str | Path) -> DeploymentPlan:
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise BadRequestError(f"the fleet {path} could not be read: {error.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise BadRequestError(f"the fleet {path} is longer than {MAX_FILE_BYTES} bytes")
-    try:
-        return parse_deployment(content.decode("utf-8"), f"the fleet {path}")
-    except UnicodeDecodeError:
-        raise BadRequestError(f"the fleet {path} is not text") from None
+    source = f"the fleet {path}"
+    return parse_deployment(read_toml_text(path, source), source)
 
 
 def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
     """Raises BadRequestError, naming the place, for anything that is not as described above."""
-    try:
-        given = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadRequestError(f"{source}: this is not TOML: {error}") from None
-    _refuse_unknown(given, ("model", "options", "drain_s", "router", "pools", "scaling"), source)
+    given = parse_toml(text, source)
+    refuse_unknown(given, ("model", "options", "drain_s", "router", "pools", "scaling"), source)
     model = given.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequestError(f'{source}: model must be a name or a path, like "smollm2", not {shown(model):.60}')
     url, host, port, resource = _router(given.get("router", {}), source)
-    scaling = _table(given.get("scaling", {}), f"{source}: scaling")
+    scaling = as_table(given.get("scaling", {}), f"{source}: scaling")
     options = _options(given, source)
-    pools = _pools(_table(given.get("pools", {}), f"{source}: pools"), source)
+    pools = _pools(as_table(given.get("pools", {}), f"{source}: pools"), source)
     for pool in pools:
         _check_cards(pool, (*options, *pool.options), f"{source}: pools.{pool.role.value}")
     empty = [pool for pool in pools if pool.least == 0]
@@ -123,8 +110,8 @@ def _router(given: Any, source: str) -> tuple[str | None, str, int, str | None]:
     if isinstance(given, str):
         check_url(f"{source}: router", given)
         return given.rstrip("/"), "", 0, None
-    table, where = _table(given, f"{source}: router"), f"{source}: router"
-    _refuse_unknown(table, ("host", "port", "resource"), where)
+    table, where = as_table(given, f"{source}: router"), f"{source}: router"
+    refuse_unknown(table, ("host", "port", "resource"), where)
     host = table.get("host", "127.0.0.1")
     if not isinstance(host, str) or not host:
         raise BadRequestError(f"{where}.host must be an address to listen on, not {shown(host):.60}")
@@ -167,8 +154,8 @@ def _backend(options: Sequence[str]) -> str:
 
 
 def _pool(role: Role, given: Any, where: str) -> PoolPlan:
-    table = _table(given, where)
-    _refuse_unknown(table, ("min", "max", "cpus", "gpus", "resource", "options"), where)
+    table = as_table(given, where)
+    refuse_unknown(table, ("min", "max", "cpus", "gpus", "resource", "options"), where)
     least = int(_number(table, "min", 1, 0, MOST_REPLICAS, where, whole=True))
     most = int(_number(table, "max", max(1, least), 1, MOST_REPLICAS, where, whole=True))
     if most < least:
@@ -207,15 +194,3 @@ def _number(
         kind = "an integer" if whole else "a number"
         raise BadRequestError(f"{where}: {name} must be {kind} from {low:g} to {high:g}, not {shown(value):.60}")
     return value  # type: ignore[no-any-return]
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequestError(f"{where} must be a table, not {shown(value):.60}")
-    return value
-
-
-def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise BadRequestError(f"{where} has no field {unknown[0]!r:.60}: it has {', '.join(known)}")

@@ -102,6 +102,8 @@ class Formats:
     """Of weights, for steps of few tokens as decode has them; None: both phases read the same."""
     stored: str | None = None
     """What most of the file's weights are in; None: there is no file."""
+    mixed: str | None = field(default=None, compare=False)
+    """In words, which matrices stay as they are stored, and what the rest is brought to; None: all are alike."""
     inputs_in_float8: bool | None = None
     """Beside arithmetic in bf16. True: inputs of some matrices are rounded to float8; False: of none, since bf16 was
     asked for; None: as tables say."""
@@ -121,6 +123,7 @@ class Formats:
             stored = self.stored.upper()
             as_stored = self.weights == STORED or weights == stored
             weights = f"{stored} as stored" if as_stored else f"{weights} from {stored}"
+        weights = self.mixed or weights
         copies = "no copies for decode" if self.copies is None else f"{self.copies} copies for decode"
         why = f": {'; '.join(self.reasons)}" if self.reasons else ""
         return f"weights {weights}, {self.arithmetic} arithmetic, KV {self.kv}, {copies}{why}"

@@ -15,7 +15,6 @@ alice = "chat"
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -23,9 +22,9 @@ from typing import Any, get_args
 from twostroke.core.errors import BadRequestError
 from twostroke.core.service_level import DEFAULT_LEVEL, ServiceLevel, ServiceLevels, WhenLate
 from twostroke.core.setting import shown
+from twostroke.core.toml_file import as_table, parse_toml, read_toml_text, refuse_unknown
 
 FIELDS = ("ttft_ms", "itl_ms", "weight", "when_late")
-MAX_FILE_BYTES = 1 << 20
 MAX_MS = 3_600_000.0
 """An hour: more is a slip of the finger."""
 MAX_WEIGHT = 1000.0
@@ -34,33 +33,20 @@ MAX_NAME = 64
 
 
 def read_service_levels(path: str | Path) -> ServiceLevels:
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise BadRequestError(f"the service levels {path} could not be read: {error.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise BadRequestError(f"the service levels {path} are longer than {MAX_FILE_BYTES} bytes")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadRequestError(f"the service levels {path} are not text") from None
-    return parse_service_levels(text, f"the service levels {path}")
+    source = f"the service levels {path}"
+    return parse_service_levels(read_toml_text(path, source), source)
 
 
 def parse_service_levels(text: str, source: str = "the service levels") -> ServiceLevels:
     """Raises BadRequestError, naming the place, for anything that is not as described above."""
-    try:
-        parsed = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadRequestError(f"{source}: this is not TOML: {error}") from None
-    _refuse_unknown(parsed, ("levels", "keys"), source)
-    tables = _table(parsed.get("levels", {}), f"{source}: levels")
+    parsed = parse_toml(text, source)
+    refuse_unknown(parsed, ("levels", "keys"), source)
+    tables = as_table(parsed.get("levels", {}), f"{source}: levels")
     if not tables:
         raise BadRequestError(f"{source} name no class: write a table like [levels.chat] with ttft_ms = 500")
     levels = {name: _level(name, table, source) for name, table in tables.items()}
     default = levels.pop(DEFAULT_LEVEL, ServiceLevel(DEFAULT_LEVEL, is_derived=True))
-    keys = _table(parsed.get("keys", {}), f"{source}: keys")
+    keys = as_table(parsed.get("keys", {}), f"{source}: keys")
     for key, name in keys.items():
         if name != DEFAULT_LEVEL and (not isinstance(name, str) or name not in levels):
             known = ", ".join([DEFAULT_LEVEL, *levels])
@@ -72,8 +58,8 @@ def _level(name: str, table: Any, source: str) -> ServiceLevel:
     where = f"{source}: levels.{_named(name)}"
     if not 1 <= len(name) <= MAX_NAME or not NAME_CHARACTERS.issuperset(name):
         raise BadRequestError(f"{where}: a name has letters, digits, _ - and ., and at most {MAX_NAME} of them")
-    given = _table(table, where)
-    _refuse_unknown(given, FIELDS, where)
+    given = as_table(table, where)
+    refuse_unknown(given, FIELDS, where)
     when_late = given.get("when_late", "queue")
     if when_late not in get_args(WhenLate):
         raise BadRequestError(f"{where}.when_late must be one of queue, refuse, not {shown(when_late):.60}")
@@ -98,18 +84,6 @@ def _number(given: Mapping[str, Any], field: str, most: float, where: str) -> fl
     if not is_number or not 0.0 < value <= most or math.isnan(value):
         raise BadRequestError(f"{where}.{field} must be a number above 0 and at most {most:g}, not {shown(value):.60}")
     return float(value)
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequestError(f"{where} must be a table, not {shown(value):.60}")
-    return value
-
-
-def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise BadRequestError(f"{where} has no field {_named(unknown[0])}: it has {', '.join(known)}")
 
 
 def _named(name: str) -> str:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from twostroke.config import EngineConfig, ResolvedConfig, sequence_bytes
+from twostroke.config import EngineConfig, ResolvedConfig
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.formats import PACKED, Formats
 from twostroke.core.kv_layout import KVGroupNeed
+from twostroke.core.kv_room import sequence_bytes
 from twostroke.core.units import size
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import MemorySpace

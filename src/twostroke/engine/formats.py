@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twostroke.backends.interface import BackendFactory
-from twostroke.config import EngineConfig, sequence_bytes, sizes_asked
+from twostroke.config import EngineConfig, sizes_asked
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVGroupNeed
+from twostroke.core.kv_room import sequence_bytes
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.model_shape import ModelShape
 from twostroke.engine.meant_formats import otherwise

@@ -48,6 +48,8 @@ class PrefixMatch:
     """Where there are states: as many tokens as could be had if no snapshot were needed."""
     loads: tuple[MatchedLoad, ...] = ()
     fetches: tuple[MatchedFetch, ...] = ()
+    num_passed_by: int = 0
+    """Further tokens that tiers have, and that are predicted to be computed faster than they are loaded."""
 
     def num_loads(self, group: int) -> int:
         return sum(load.group == group for load in self.loads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Series
+from dataclasses import replace
 
 from twostroke.core.sequence import Sequence
 from twostroke.core.timing import TierTokens
@@ -17,18 +18,18 @@ def recalled(matcher: PrefixMatcher, tiers: KVTiers, sequence: Sequence, match: 
     """See `KVLedger.recall`. `match`: what the device holds."""
     if not len(tiers.host) and tiers.disk is None:
         return match
-    with_disk = tiers.may_fetch(sequence.seq_id)
+    with_disk, passed_by = tiers.may_fetch(sequence.seq_id), 0
     while True:
         longer = matcher.match_beyond(sequence, tiers, with_disk=with_disk)
         if with_disk and lacks_blocks(longer, sequence, matcher.block_size) and tiers.look(sequence.seq_id):
             return None  # another process may have written them since
         if longer.num_tokens <= match.num_tokens:
-            return match
+            return _passing_by(match, passed_by)
         pays = tiers.worth.loads(match.num_tokens, longer.num_tokens - match.num_tokens, load_seconds(tiers, longer))
+        if not pays:
+            passed_by = max(passed_by, longer.num_tokens)
         if not longer.fetches:
-            if not pays:
-                tiers.totals.recomputed_tokens += longer.num_tokens - match.num_tokens
-            return longer if pays else match
+            return _passing_by(longer if pays else match, passed_by)
         if pays:
             for load in reversed(longer.loads):
                 tiers.host.touch(load.kept)  # nor shall what comes later take their slots soon
@@ -39,6 +40,11 @@ def recalled(matcher: PrefixMatcher, tiers: KVTiers, sequence: Sequence, match: 
             if is_fetched:
                 return None
         with_disk = False
+
+
+def _passing_by(match: PrefixMatch, end: int) -> PrefixMatch:
+    """A match behind which tiers have more, up to `end`, that did not pay."""
+    return replace(match, num_passed_by=end - match.num_tokens) if end > match.num_tokens else match
 
 
 def lacks_blocks(match: PrefixMatch, sequence: Sequence, block_size: int) -> bool:

@@ -4,7 +4,7 @@ How files become this is in `loading.py`."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -72,9 +72,15 @@ class Checkpoint:
             return int(rows * tensor.shape[-1] * WEIGHT_FORMATS[weights].weight_bits / 8)
         return rows * kind.row_bytes(tensor.shape[-1])
 
+    def float_matrices(self) -> Iterator[str]:
+        """That may be brought to fewer bits: no routers."""
+        for name, tensor in self.tensors.items():
+            if not tensor.kind.is_quantised and self.is_multiplied(name) and not name.endswith(".router"):
+                yield name
+
     @property
     def has_float_matrices(self) -> bool:
-        return any(self.is_multiplied(name) and not tensor.kind.is_quantised for name, tensor in self.tensors.items())
+        return any(True for _ in self.float_matrices())
 
     @property
     def has_quantised_matrices(self) -> bool:

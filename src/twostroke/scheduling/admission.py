@@ -215,6 +215,7 @@ class Admission:
         tiers = self._ledger.tiers
         if tiers is not None:
             tiers.let_in(head.seq_id)
+            tiers.totals.recomputed_tokens += match.num_passed_by
             if match.loads and len(plan):  # its blocks come while this step computes for others
                 self._arriving[head.seq_id] = self.waits.now_s + load_seconds(tiers, match)
                 return

@@ -3,17 +3,23 @@ stored in any kind; and experts that no row meets are not read."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.backends.driver import layout_for, logits_by_prefill
 from tests.models.kind_files import tiny_model, write_of_kinds
+from tests.models.quantised.folders import write_folder
+from tests.models.quantised.published import Publisher, publish
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
 
 from twostroke.backends.cpu import FACTORY
+from twostroke.backends.cpu.weights import Weights
 from twostroke.backends.interface import BackendFactory, BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.backends.reference.kv_store import KVStore
@@ -80,7 +86,12 @@ def test_in_every_way(variant: str, tmp_path: Path, half_precision_kv: None) -> 
 def test_quantised_as_stored(kind: WeightKind, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(write_of_kinds(tiny_model(experts=True), tmp_path / "m.gguf", lambda _: kind))
     held = {tensor.kind for name, tensor in checkpoint.tensors.items() if ".experts." in name}
-    assert held == {kind} and FACTORY.supports(checkpoint) is None
+    assert held == {kind}
+    answers_as_the_reference(checkpoint)
+
+
+def answers_as_the_reference(checkpoint: Checkpoint) -> None:
+    assert FACTORY.supports(checkpoint) is None
     tokens = [token % checkpoint.spec.vocab_size for token in TOKENS[:60]]
     (expected,) = logits(REFERENCE, checkpoint, tokens, [[60]])
     whole, *others = logits(FACTORY, checkpoint, tokens, [[60], [7, 30], [1]])
@@ -88,6 +99,77 @@ def test_quantised_as_stored(kind: WeightKind, tmp_path: Path) -> None:
     difference = np.sqrt(((whole - expected) ** 2).mean(axis=-1))
     assert np.median(difference) < 0.06 * expected.std()
     assert all(np.array_equal(other, whole) for other in others)
+
+
+FORMS = {
+    "apart": ("ct_int4", "ct_int4_asym", "ct_int8", "ct_int8_asym", "fp8_block", "ct_nvfp4", "gptq_order", "awq"),
+    "stacked": ("ct_int4", "ct_int4_asym", "fp8_block", "ct_fp8_channel", "ct_mxfp4"),
+}
+"""Of folders, by how they have their experts."""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same model in floats, its experts apart and stacked."""
+    folder = tmp_path_factory.mktemp("experts")
+    tiny_model(experts=True).save_pretrained(folder / "apart")
+    tensors, place = load_file(folder / "apart" / "model.safetensors"), "model.layers.0.mlp.experts"
+    own = {name: tensors.pop(name) for name in list(tensors) if name.startswith(place)}
+    gate, up, down = (
+        torch.stack([own[f"{place}.{expert}.{part}_proj.weight"] for expert in range(4)])
+        for part in ("gate", "up", "down")
+    )
+    tensors |= {f"{place}.gate_up_proj": torch.cat([gate, up], dim=1), f"{place}.down_proj": down}
+    write_folder(folder / "stacked", json.loads((folder / "apart" / "config.json").read_text()), tensors)
+    return {experts: folder / experts for experts in FORMS}
+
+
+@pytest.mark.parametrize(("experts", "form"), [(experts, form) for experts, forms in FORMS.items() for form in forms])
+def test_quantised_as_folders_have_it(experts: str, form: str, plain: dict[str, Path], tmp_path: Path) -> None:
+    publisher = Publisher(form, experts)
+    folder, _ = publish(plain[experts], tmp_path, publisher)
+    stacks = [name for name in load_file(folder / "model.safetensors") if ".experts.gate_up_proj" in name]
+    checkpoint = load_checkpoint(folder)
+    held = {tensor.kind.name for name, tensor in checkpoint.tensors.items() if ".experts." in name}
+    assert held == {publisher.format.kind} and bool(stacks) == (experts == "stacked")
+    answers_as_the_reference(checkpoint)
+
+
+@pytest.mark.parametrize("ordered", ["gate", "up"])
+def test_gate_and_up_whose_tiles_differ(ordered: str, plain: dict[str, Path], tmp_path: Path) -> None:
+    """Both are INT4: inputs in an order of their own are rounded to 8 bits, and others are not."""
+    folder, _ = publish(plain["apart"], tmp_path, Publisher("gptq_order", "apart"))
+    tensors = load_file(folder / "model.safetensors")
+    for name, group_of_input in tensors.items():
+        if ".experts." in name and name.endswith("_proj.g_idx") and f".{ordered}_proj." not in name:
+            tensors[name] = torch.arange(len(group_of_input), dtype=torch.int32) // 32
+    save_file(tensors, folder / "model.safetensors")
+    checkpoint = load_checkpoint(folder)
+    answers_as_the_reference(checkpoint)
+    notes = Weights.from_checkpoint(checkpoint).notes
+    assert "4 tensors INT4 beside another kind rounded to Q8_0 (8.5 bits a weight)" in notes
+    formats = FACTORY.formats(checkpoint, FormatWish())
+    assert isinstance(formats, Formats)
+    names = [f"layers.0.experts.0.{part}" for part in ("gate", "up")]
+    sizes = {FACTORY.held_bytes(checkpoint, name, formats) for name in names}
+    assert sizes == {256 * 256 * 34 // 32}
+
+
+@pytest.mark.parametrize(("gate", "up"), [("ct_int4", "ct_int4_asym"), ("ct_nvfp4", "ct_int4"), ("fp8_block", "awq")])
+def test_gate_and_up_of_two_kinds(gate: str, up: str, plain: dict[str, Path], tmp_path: Path) -> None:
+    """Of every second expert: the other ones are alike."""
+    one, two = (
+        load_checkpoint(publish(plain["apart"], tmp_path / form, Publisher(form, "apart"))[0]) for form in (gate, up)
+    )
+    ups = {f"layers.0.experts.{expert}.up": two.tensors[f"layers.0.experts.{expert}.up"] for expert in (1, 3)}
+    answers_as_the_reference(replace(one, tensors={**one.tensors, **ups}))
+
+
+def test_a_quantised_gate_beside_an_up_in_floats_is_declined(plain: dict[str, Path], tmp_path: Path) -> None:
+    quantised, meant = publish(plain["apart"], tmp_path, Publisher("ct_int4", "apart"))
+    checkpoint, name = load_checkpoint(quantised), "layers.0.experts.2.up"
+    mixed = replace(checkpoint, tensors={**checkpoint.tensors, name: load_checkpoint(meant).tensors[name]})
+    assert "gate and up in one kind, and here they are INT4 and F32" in str(FACTORY.supports(mixed))
 
 
 @pytest.mark.parametrize("variant", ["qwen2_moe", "glm4_moe", "minimax_m2"])

@@ -6,14 +6,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 
 import numpy as np
 import pytest
 from tests.backends.driver import layout_for, logits_by_prefill
+from tests.models.quantised.folders import make_quantised
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cpu import FACTORY, packed_cache
@@ -129,6 +131,31 @@ def test_the_packing_code_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "read_bytes", edited)
     assert packed_cache._builder_identity.__wrapped__() != before
+
+
+@pytest.mark.parametrize("variant", ["qwen3_next", "deepseek_v3", "quantised"])
+def test_every_file_that_decides_the_bytes_is_counted(variant: str, tmp_path: Path) -> None:
+    """By the code that runs while weights are placed and packed. The vectors of recurrent layers lie elsewhere."""
+    if variant == "quantised":
+        checkpoint = load_checkpoint(make_quantised("ct_nvfp4", tmp_path)[0])
+    else:
+        checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
+    own, ran = Path(packed_cache.__file__).parent, set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.parent == own:
+            ran.add(path.name)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        weights_of(checkpoint, "q4_1")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert {"weights.py", "packing.py"} < ran
+    assert ran <= {*packed_cache.PLACING, *packed_cache.PACKING, "packed_cache.py", "recurrent.py"}
 
 
 def test_tensors_that_no_file_holds_are_not_kept(model: Path, folder: Path) -> None:

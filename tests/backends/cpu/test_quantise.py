@@ -13,10 +13,11 @@ from tests.backends.cpu.test_families import TOKENS, cpu_logits, reference_logit
 from tests.backends.cpu.unpacking import unpack
 from tests.models.tiny_checkpoints import make_tiny
 
+from twostroke.backends.cpu.held_kinds import tile_kinds
 from twostroke.backends.cpu.memory import Arena
 from twostroke.backends.cpu.packing import pack
 from twostroke.backends.cpu.tile_kinds import TileKind
-from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.cpu.weights import Weights
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.quantisation import dequantise, quantise
 from twostroke.models.weights.tensor import WeightKind, from_float32

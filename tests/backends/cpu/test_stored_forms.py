@@ -14,10 +14,11 @@ from tests.models.quantised.folders import FORMATS, make_quantised
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cpu import FACTORY
+from twostroke.backends.cpu.held_kinds import tile_kinds
 from twostroke.backends.cpu.memory import Arena
 from twostroke.backends.cpu.packing import pack
 from twostroke.backends.cpu.tile_kinds import TileKind
-from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.cpu.weights import Weights
 from twostroke.core.formats import Formats, FormatWish
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.quantise_parts import quantise_parts

@@ -15,7 +15,8 @@ from twostroke.backends.cuda.kernels.cluster_products import cluster_product, ke
 from twostroke.backends.cuda.kernels.cluster_tiles import CLUSTER_SHARED_BYTES, ClusterProducts, ClusterTile
 from twostroke.backends.cuda.kernels.product import DEPTH, MAX_PART_ROWS, Card, Product, Role
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.products import Products, ProductScratch
+from twostroke.backends.cuda.product_launches import ProductScratch
+from twostroke.backends.cuda.products import Products
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.cache import read_entry, write_entry
 from twostroke.models.loading import read_folder_spec

@@ -28,7 +28,8 @@ from twostroke.backends.cuda.kernels.product import Product, Role
 from twostroke.backends.cuda.layer_matrices import layer_matrices
 from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
 from twostroke.backends.cuda.model_matrices import held_of, held_on, unpacked_weights
-from twostroke.backends.cuda.products import LAUNCHES, Products, ProductScratch, Stream, card_for
+from twostroke.backends.cuda.product_launches import LAUNCHES, ProductScratch
+from twostroke.backends.cuda.products import Products, Stream, card_for
 from twostroke.backends.cuda.stored_codes import Held
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, table_for
 from twostroke.core.formats import STORED, Formats, FormatWish

@@ -25,7 +25,7 @@ from twostroke.backends.cuda.compile_ahead import is_rehearsal
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, LARGEST, LEAST_SCALE, EightBitMatrix
 from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.backends.cuda.products import LAUNCHES, Call
+from twostroke.backends.cuda.product_launches import LAUNCHES, Call
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint

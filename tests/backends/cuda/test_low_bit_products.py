@@ -12,7 +12,7 @@ from tests.backends.cuda.tables import H200
 from tests.backends.cuda.test_packed_products import assert_compiles_well, needs_nvrtc
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import products as products_module
+from twostroke.backends.cuda import product_launches
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.eight_bits import E4M3
 from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, FP8, INT4, LOW_BIT_CODES, Code
@@ -21,7 +21,8 @@ from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, PackedTile
 from twostroke.backends.cuda.kernels.product import Card, Product
 from twostroke.backends.cuda.kernels.product_kernels import FLOAT8_BY_RULE, KERNELS
 from twostroke.backends.cuda.matrix import LowBitMatrix, Matrix, empty_low_bit
-from twostroke.backends.cuda.products import Products, ProductScratch, Stream
+from twostroke.backends.cuda.product_launches import ProductScratch
+from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.stored_codes import all_held_in
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine
 from twostroke.models.random_weights import random_checkpoint
@@ -171,7 +172,7 @@ def test_a_layer_s_products(
     """Plain, gated and joined to the residual stream, with a bias or not."""
     if kernel == code.name:
         multiply, _ = by_kernel(device)
-        monkeypatch.setattr(products_module, "packed_product", multiply)
+        monkeypatch.setattr(product_launches, "packed_product", multiply)
     torch.manual_seed(0)
     hidden, inner, rows = spec.hidden_size, spec.dense_width, 5
     scratch = ProductScratch(spec, 8, BF16, torch.device(device), all_held_in(code))

@@ -25,13 +25,14 @@ from tests.backends.cuda.packed_reference import pack, unpacked
 from tests.backends.cuda.tables import empty_experts, table_of
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import moe, products
+from twostroke.backends.cuda import moe, product_launches
 from twostroke.backends.cuda.kernels.packed_format import UNIT_ROWS
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch
-from twostroke.backends.cuda.products import Products, ProductScratch, Stream
+from twostroke.backends.cuda.product_launches import ProductScratch
+from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_checkpoint
@@ -68,7 +69,7 @@ def asked(device: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
         found.experts += 1
         experts(*given, **settings)
 
-    monkeypatch.setattr(products, "packed_product", count_dense)
+    monkeypatch.setattr(product_launches, "packed_product", count_dense)
     monkeypatch.setattr(moe, "packed_experts_product", count_experts)
     return found
 

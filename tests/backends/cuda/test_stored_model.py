@@ -23,7 +23,7 @@ from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.layer_matrices import matrices_of
 from twostroke.backends.cuda.matrix import Matrix, empty_low_bit
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, offered_on
-from twostroke.backends.cuda.products import LAUNCHES, Call
+from twostroke.backends.cuda.product_launches import LAUNCHES, Call
 from twostroke.backends.cuda.stored_codes import code_for
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.weights import Weights

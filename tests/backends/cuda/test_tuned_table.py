@@ -11,12 +11,13 @@ import pytest
 import torch
 from tests.backends.cuda.tables import FMA, H200, table_of
 
-from twostroke.backends.cuda import products
+from twostroke.backends.cuda import product_launches
 from twostroke.backends.cuda.kernels.product import Card, Product, Settings
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
 from twostroke.backends.cuda.layer_matrices import products_of
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.products import Products, ProductScratch, Stream
+from twostroke.backends.cuda.product_launches import ProductScratch
+from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.tuned_table import (
     FOLDER,
     NO_END,
@@ -196,13 +197,13 @@ class HalvedProducts:
 def test_a_new_form_and_its_kernel_need_a_class_each_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """As fp8, int4 or a GGUF's blocks would come: a dataclass, a kernel that says it reads it, a line of the table."""
 
-    def launch(call: products.Call) -> None:
+    def launch(call: product_launches.Call) -> None:
         form = call.matrix.forms["halved"]
         assert isinstance(form, Halved)
         call.out.copy_(call.x @ form.numbers.float().T * form.scale)
 
     monkeypatch.setitem(KERNELS, "halved", HalvedProducts())
-    monkeypatch.setitem(products.LAUNCHES, "halved", launch)
+    monkeypatch.setitem(product_launches.LAUNCHES, "halved", launch)
     asked = Product("plain", 16, 32)
     numbers = torch.randint(-7, 8, (16, 32), dtype=torch.int8)
     matrix = Matrix("qkv", asked, {"plain": Plain(numbers.float() * 0.5), "halved": Halved(numbers, 0.5)})

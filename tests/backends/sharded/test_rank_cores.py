@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.backends.sharded.rank_cores import on_cores, rank_cores
+from twostroke.backends.host.cores import on_cores
+from twostroke.backends.sharded.rank_cores import rank_cores
 from twostroke.models.shard import Shard
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system binds no threads to cores")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.tiny_checkpoints import make_tiny
+from transformers import PreTrainedModel
 
 Tensors = dict[str, torch.Tensor]
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -33,6 +34,8 @@ class Format:
     kind: str
     """Of WeightKind."""
     file: str = "config.json"
+    section: str = "quantization_config"
+    """Of config.json."""
 
 
 def words_of(codes: torch.Tensor, bits: int, places: tuple[int, ...] | None = None) -> torch.Tensor:
@@ -188,6 +191,15 @@ def pack_mxfp4(weight: torch.Tensor) -> Packed:
     return Packed({"weight_packed": packed, "weight_scale": exponents}, meant)
 
 
+def pack_mxfp8(weight: torch.Tensor) -> Packed:
+    groups = weight.reshape(len(weight), -1, 32)
+    powers = torch.floor(torch.log2(groups.abs().amax(2).clamp(min=1e-30))) - 8
+    scales = torch.exp2(powers)[..., None]
+    codes = (groups / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
+    tensors = {"weight": codes.reshape(weight.shape), "weight_scale": (powers + 127).to(torch.uint8)}
+    return Packed(tensors, (codes.float() * scales).reshape(weight.shape))
+
+
 def compressed(format_name: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None, **more: Any):
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {
@@ -288,6 +300,57 @@ FORMATS: dict[str, Format] = {
     ),
 }
 
+_LAYERS = [f"model.layers.{layer}" for layer in range(3)]
+_MODULES = [f"self_attn.{part}_proj" for part in "qkvo"] + [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
+_MXFP8 = arguments(8, "float", "group", group_size=32)
+FURTHER: dict[str, Format] = {
+    "ct_mxfp8": Format(pack_mxfp8, compressed("mxfp8-quantized", _MXFP8), "FP8"),
+    "ct_mxfp8_preset": Format(
+        pack_mxfp8, compressed("mxfp8-quantized", {}, config_groups={"MXFP8": ["Linear"]}), "FP8"
+    ),
+    "ct_mxfp8a16_preset": Format(
+        pack_mxfp8, compressed("mxfp8-quantized", {}, config_groups={"MXFP8A16": ["Linear"]}), "FP8"
+    ),
+    "modelopt_fp8_blocks": Format(pack_fp8("block", (128, 128)), MODELOPT | {"quant_algo": "FP8_PB_WO"}, "FP8"),
+    "modelopt_fp8_channels": Format(pack_fp8("channel"), MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "FP8"),
+    "modelopt_w4a16": Format(pack_nvfp4(modelopt=True), MODELOPT | {"quant_algo": "W4A16_NVFP4"}, "NVFP4_PARTS"),
+    "modelopt_mixed": Format(
+        pack_fp8(static=True),
+        MODELOPT
+        | {
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {f"{layer}.{name}": {"quant_algo": "FP8"} for layer in _LAYERS for name in _MODULES},
+        },
+        "FP8",
+    ),
+    "modelopt_groups": Format(
+        pack_nvfp4(modelopt=True),
+        MODELOPT
+        | {
+            "quant_algo": "NVFP4",
+            "config_groups": {
+                "group_0": {
+                    "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+                    "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+                    "targets": ["Linear"],
+                }
+            },
+        },
+        "NVFP4_PARTS",
+    ),
+    "awq_file": Format(
+        pack_awq, {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}, "INT4", "quant_config.json"
+    ),
+    "ct_compression": Format(
+        pack_compressed(),
+        {name: value for name, value in compressed("pack-quantized", INT4).items() if name != "quant_method"},
+        "INT4",
+        section="compression_config",
+    ),
+}
+"""Read as well, and by the same code as one of those above."""
+ALL_FORMATS = FORMATS | FURTHER
+
 
 def is_packed(name: str, tensor: torch.Tensor) -> bool:
     """Whether the usual lists of what stays as it is have this tensor quantised."""
@@ -310,7 +373,7 @@ def quantise_folder(folder: Path, target: Path, form: Format) -> tuple[Path, Pat
     config = json.loads((folder / "config.json").read_text())
     write_folder(meant, config, floats)
     if form.file == "config.json":
-        config = config | {"quantization_config": form.config}
+        config = config | {form.section: form.config}
     write_folder(quantised, config, stored)
     if form.file != "config.json":
         (quantised / form.file).write_text(json.dumps(form.config))
@@ -325,4 +388,25 @@ def write_folder(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path
 
 
 def make_quantised(form: str, target: Path, variant: str = "llama") -> tuple[Path, Path]:
-    return quantise_folder(make_tiny(variant, target / "plain")[0], target, FORMATS[form])
+    return quantise_folder(make_tiny(variant, target / "plain")[0], target, ALL_FORMATS[form])
+
+
+def make_native_mxfp4(target: Path) -> tuple[Path, PreTrainedModel]:
+    """gpt-oss as its makers store it, and the model with what that stands for: experts' blocks hold outputs first,
+    gates and ups in turn."""
+    folder, model = make_tiny("gpt_oss", target / "plain")
+    stored, meant = {}, model.state_dict()
+    for name, tensor in model.state_dict().items():
+        stored[name] = tensor.contiguous()
+        if tensor.ndim == 3:
+            parts = [mx_parts(expert.T.contiguous()) for expert in tensor]
+            meant[name] = torch.stack([floats for _, _, floats in parts]).transpose(1, 2).contiguous()
+            del stored[name]
+            blocks = torch.stack([packed for packed, _, _ in parts])
+            stored[f"{name}_blocks"] = blocks.reshape(len(parts), tensor.shape[2], -1, 16)
+            stored[f"{name}_scales"] = torch.stack([scales for _, scales, _ in parts])
+    model.load_state_dict(meant)
+    config = json.loads((folder / "config.json").read_text())
+    unquantised = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    mxfp4 = {"quant_method": "mxfp4", "modules_to_not_convert": unquantised}
+    return write_folder(target / "found", config | {"quantization_config": mxfp4}, stored), model

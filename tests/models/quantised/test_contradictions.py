@@ -13,7 +13,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.quantised.folders import AWQ, FORMATS, GPTQ, INT4, Tensors, arguments, compressed, make_quantised
+from tests.models.quantised.folders import (
+    ALL_FORMATS,
+    AWQ,
+    FORMATS,
+    GPTQ,
+    INT4,
+    MODELOPT,
+    Tensors,
+    arguments,
+    compressed,
+    make_quantised,
+)
 from tests.models.quantised.published import PUBLISHERS, publish
 from tests.models.tiny_checkpoints import make_tiny
 
@@ -118,12 +129,13 @@ def test_a_float_where_the_config_says_quantised(tmp_path: Path) -> None:
         assert "q_proj.weight' is stored as BF16, and" in found and "says it is quantised" in found, form
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ALL_FORMATS)
 def test_a_quantised_matrix_where_the_config_says_float(form: str, tmp_path: Path) -> None:
     folder, _ = make_quantised(form, tmp_path)
-    file = folder / FORMATS[form].file
+    file = folder / ALL_FORMATS[form].file
     config = json.loads(file.read_text())
-    own = config["quantization_config"] if "quantization_config" in config else config.get("quantization", config)
+    sections = (config[name] for name in (ALL_FORMATS[form].section, "quantization") if name in config)
+    own = next(sections, config)
     names = ["ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"]
     listed = next((name for name in names if name in own), "modules_to_not_convert")
     own[listed] = [*own.get(listed, []), Q.rstrip(".")]
@@ -148,6 +160,8 @@ def test_a_substring_of_a_name_ignores_nothing(tmp_path: Path) -> None:
     assert "says that it is not" in refusal(folder)
 
 
+FP4_GROUP = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+FP8_ROWS = {"dynamic": False, "num_bits": 8, "type": "float", "strategy": "channel"}
 CONFIGS: list[tuple[dict[str, Any], str]] = [
     (compressed("marlin-24", INT4), "format is 'marlin-24', which is not read; these are: pack-quantized"),
     (compressed("pack-quantized", INT4 | {"num_bits": 3}), "weights of 3 bits (int) are not read in it"),
@@ -189,6 +203,18 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "NVFP4 has groups of 16"),
     ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is"),
     ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers must name the modules"),
+    (MODELOPT | {"quant_algo": "FP8", "config_groups": {"g": {"weights": FP4_GROUP}}},
+     "g has weights in another form than quant_algo, which is 'FP8'"),
+    (MODELOPT | {"quant_algo": "NVFP4", "config_groups": {"g": {"weights": FP4_GROUP | {"group_size": 32}}}},
+     "g has weights in another form than quant_algo, which is 'NVFP4'"),
+    (MODELOPT | {"quant_algo": "NVFP4", "config_groups": {"g": {"weights": FP4_GROUP | {"type": "int"}}}},
+     "g has weights in another form than quant_algo"),
+    (MODELOPT | {"quant_algo": "FP8", "config_groups": {"g": {"weights": FP8_ROWS}}},
+     "g has weights in another form than quant_algo"),
+    (MODELOPT | {"quant_algo": "FP8", "config_groups": {"good": {"weights": {"num_bits": 8}}, "g": 7}},
+     "g must be an object"),
+    (MODELOPT | {"quant_algo": "FP8", "config_groups": [1]}, "config_groups must be an object"),
+    (MODELOPT | {"quant_algo": "FP8", "config_groups": {"g": {"weights": 4}}}, "weights must be an object"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method is 'bitsandbytes', which is not supported"),
     ({"bits": 4}, "quant_method is missing"),
 ]  # fmt: skip

@@ -11,7 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.backends.driver import layout_for, logits_by_prefill
-from tests.models.quantised.folders import FORMATS, Packed, is_packed, make_quantised, mx_parts, write_folder
+from tests.models.quantised.folders import (
+    ALL_FORMATS,
+    FORMATS,
+    Packed,
+    is_packed,
+    make_native_mxfp4,
+    make_quantised,
+    mx_parts,
+    write_folder,
+)
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny, transformers_logits
 
 from twostroke.backends.interface import BackendSettings
@@ -40,11 +49,11 @@ def assert_same_tensors(found: Checkpoint, meant: Checkpoint) -> None:
         np.testing.assert_array_equal(found.tensors[name].to_float32(), tensor.to_float32(), err_msg=name)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ALL_FORMATS)
 def test_logits_are_those_of_the_floats_that_are_meant(form: str, tmp_path: Path) -> None:
     quantised, meant = (load_checkpoint(folder) for folder in make_quantised(form, tmp_path))
     scaled = [tensor for tensor in quantised.tensors.values() if isinstance(tensor, ScaledTensor)]
-    assert {tensor.kind.name for tensor in scaled} == {FORMATS[form].kind} and len(scaled) == 21
+    assert {tensor.kind.name for tensor in scaled} == {ALL_FORMATS[form].kind} and len(scaled) == 21
     assert_same_tensors(quantised, meant)
     np.testing.assert_array_equal(logits_of(quantised), logits_of(meant))
 
@@ -81,23 +90,9 @@ def test_stacked_experts_in_mxfp4_blocks(tmp_path: Path) -> None:
 
 
 def test_gpt_oss_as_its_makers_store_it(tmp_path: Path) -> None:
-    """Experts' blocks hold outputs first, gates and ups in turn; transformers runs the floats that they stand for."""
-    folder, model = make_tiny("gpt_oss", tmp_path / "plain")
-    stored, meant = {}, model.state_dict()
-    for name, tensor in model.state_dict().items():
-        stored[name] = tensor.contiguous()
-        if tensor.ndim == 3:
-            parts = [mx_parts(expert.T.contiguous()) for expert in tensor]
-            meant[name] = torch.stack([floats for _, _, floats in parts]).transpose(1, 2).contiguous()
-            del stored[name]
-            blocks = torch.stack([packed for packed, _, _ in parts])
-            stored[f"{name}_blocks"] = blocks.reshape(len(parts), tensor.shape[2], -1, 16)
-            stored[f"{name}_scales"] = torch.stack([scales for _, scales, _ in parts])
-    model.load_state_dict(meant)
-    config = json.loads((folder / "config.json").read_text())
-    unquantised = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    mxfp4 = {"quant_method": "mxfp4", "modules_to_not_convert": unquantised}
-    found = load_checkpoint(write_folder(tmp_path / "found", config | {"quantization_config": mxfp4}, stored))
+    """Transformers runs the floats that its blocks stand for."""
+    folder, model = make_native_mxfp4(tmp_path)
+    found = load_checkpoint(folder)
     kinds = {name.rpartition(".")[2] for name, tensor in found.tensors.items() if tensor.kind.is_quantised}
     assert kinds == {"gate", "up", "down"}
     np.testing.assert_allclose(logits_of(found), transformers_logits(model, TOKENS), rtol=1e-3, atol=1e-4)

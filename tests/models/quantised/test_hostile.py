@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tests.models.quantised.folders import FORMATS, make_quantised
+from tests.models.quantised.folders import ALL_FORMATS, arguments, make_native_mxfp4, make_quantised
 from tests.models.quantised.published import PUBLISHERS, publish
 from tests.models.tiny_checkpoints import make_tiny
 from tests.properties import examples
@@ -31,7 +31,8 @@ from twostroke.models.quantised.scheme import Quantisation
 from twostroke.models.weights.tensor import WeightKind
 
 PLACED_OTHERWISE = {"qwen3_next": "fp8_block", "gpt_oss": "ct_mxfp4_stacks", "glm4": "awq", "lfm2_moe": "gptq_order"}
-ALL = (*FORMATS, *(f"{variant} {name}" for variant, name in PLACED_OTHERWISE.items()))
+NATIVE = "gpt_oss native"
+ALL = (*ALL_FORMATS, NATIVE, *(f"{variant} {name}" for variant, name in PLACED_OTHERWISE.items()))
 """Every format in a Llama, and some in families that put rows in order, stack experts or convolve."""
 WORDS = ("int", "float", "group", "channel", "block", "Linear", "re:(a*)*b", "re:(", "re:.*", "*", "gptq")
 SHAPES = ((), (0,), (1,), (3, 5), (2, 2, 2), (64, 64))
@@ -56,7 +57,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             target = tmp_path_factory.mktemp(form.replace(" ", "-"))
             variant, _, name = form.partition(" ")
             made[form] = (
-                publish(make_tiny(variant, target / "plain")[0], target, PUBLISHERS[name])[0]
+                make_native_mxfp4(target)[0]
+                if form == NATIVE
+                else publish(make_tiny(variant, target / "plain")[0], target, PUBLISHERS[name])[0]
                 if name
                 else make_quantised(form, target)[0]
             )
@@ -83,7 +86,8 @@ def settings_of(folder: Path) -> tuple[str, dict[str, Any]]:
         if (folder / file).is_file():
             return file, json.loads((folder / file).read_text())
     config = json.loads((folder / "config.json").read_text())
-    return "config.json", {"quantization_config": config["quantization_config"]}
+    section = next(name for name in ("quantization_config", "compression_config") if name in config)
+    return "config.json", {section: config[section]}
 
 
 def with_tensors(folder: Path, place: str, tensors: dict[str, torch.Tensor]) -> Path:
@@ -144,7 +148,7 @@ HOSTILE_VALUES = (
 )
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", (*ALL_FORMATS, NATIVE))
 def test_every_setting_with_every_hostile_value(folders: Callable[[str], Path], form: str) -> None:
     """What is understood names a format; what is not is told by the file's name and the setting's."""
     file, plain = settings_of(folders(form))
@@ -226,6 +230,38 @@ def test_any_tensor_may_be_anything(folders: Callable[[str], Path], form: str, d
                 others = [f"{name}_scale", name.replace(".1.", ".2."), "x.weight_packed"]
                 tensors[data.draw(st.sampled_from(others))] = tensors.pop(name)
     reads_or_says_why(with_tensors(folders(form), "tensors", tensors))
+
+
+KV_PARTS = ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale", "kv_scale", "x_scale")
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.float8_e4m3fn)
+KV_NUMBERS = (1.0, 0.25, 0.0, -1.0, float("nan"), float("inf"), 1e30)
+
+
+@examples(60)
+@given(data=st.data())
+def test_scales_of_kv_may_be_anything(folders: Callable[[str], Path], data: st.DataObject) -> None:
+    """Of any layer, type, shape and value, missing or said twice."""
+    folder = folders("ct_int4")
+    tensors = load_file(folder / "model.safetensors")
+    good = {f"model.layers.{layer}.self_attn.{part}_scale": torch.tensor([0.5]) for layer in range(3) for part in "kv"}
+    tensors |= good
+    for _ in range(data.draw(st.integers(0, 2))):
+        layer, part = data.draw(st.sampled_from([0, 1, 2, 3, 10**20, "x"])), data.draw(st.sampled_from(KV_PARTS))
+        name = data.draw(st.sampled_from([*good, f"model.layers.{layer}.self_attn.{part}"]))
+        tensors.pop(name, None)
+        if data.draw(st.booleans()):
+            shape = data.draw(st.sampled_from([(), (1,), (2,), (0,), (2, 1), (70_000,)]))
+            numbers = torch.full(shape, data.draw(st.sampled_from(KV_NUMBERS)))
+            tensors[name] = numbers.to(data.draw(st.sampled_from(KV_DTYPES)))
+    target = with_tensors(folder, "kv", tensors)
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = arguments(8, "float", "tensor")
+    (target / "config.json").write_text(json.dumps(config))
+    if isinstance(reads_or_says_why(target), dict):
+        scales = load_checkpoint(target).kv_scales
+        assert scales is not None and scales.keys.keys() == scales.values.keys()
+        for own in (*scales.keys.values(), *scales.values.values()):
+            assert own.ndim == 1 and own.size and np.isfinite(own).all() and (own > 0).all()
 
 
 @pytest.mark.parametrize("form", ALL)

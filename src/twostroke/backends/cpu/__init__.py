@@ -54,8 +54,8 @@ class CpuFactory:
         self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS, isa_name: str | None = None
     ) -> Formats | str:
         from twostroke.backends.cpu import isa
+        from twostroke.backends.cpu.held_kinds import mixed, tile_kinds
         from twostroke.backends.cpu.kv_kind import KVKind, fastest
-        from twostroke.backends.cpu.weights import tile_kinds
 
         weights, offered = wish.weights or STORED, (*self.preferred_weights, *_BROUGHT_TO)
         if weights not in (STORED, *offered):
@@ -72,6 +72,7 @@ class CpuFactory:
             arithmetic="int8" if is_quantised else "f32",
             kv=wish.kv or fastest(isa.choose(isa_name)).value,
             stored=checkpoint.main_kind().name,
+            mixed=mixed(checkpoint, weights),
             reasons=(_kv_reason(wish),),
         )
 
@@ -89,9 +90,9 @@ class CpuFactory:
         return total
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
+        from twostroke.backends.cpu.held_kinds import held_bytes
         from twostroke.backends.cpu.kv_kind import KVKind
         from twostroke.backends.cpu.latent_weights import is_plain, plain_bytes
-        from twostroke.backends.cpu.weights import held_bytes
 
         if is_plain(name):
             return plain_bytes(checkpoint, name, KVKind(formats.kv))

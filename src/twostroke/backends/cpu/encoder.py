@@ -3,21 +3,16 @@ Positions are looked up, and their sum with the tokens normed, in numpy: it is o
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
-
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import NormField
+from twostroke.backends.cpu.layer_weights import LayerWeights
 from twostroke.backends.cpu.memory import Floats, address_of
-from twostroke.backends.cpu.model import CpuModel, ModelSettings
+from twostroke.backends.cpu.model import CpuModel
 from twostroke.backends.cpu.program import Program
-from twostroke.backends.cpu.weights import LayerWeights
 from twostroke.backends.host.arithmetic import layer_norm
 from twostroke.backends.host.batch import Batch
-from twostroke.backends.interface import Join
-from twostroke.core.formats import Formats
-from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
 
 
@@ -47,17 +42,7 @@ class EncoderProgram(Program):
 class CpuEncoder(CpuModel):
     program_type = EncoderProgram
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        layout: KVLayout,
-        formats: Formats,
-        settings: ModelSettings,
-        launcher: Executor,
-        taps: tuple[int, ...] = (),
-        join: Join | None = None,
-    ) -> None:
-        super().__init__(checkpoint, layout, formats, settings, launcher, taps, join)
+    def _keep_own_tensors(self, checkpoint: Checkpoint) -> None:
         names = ("position_embedding", "text_embedding", "embedding_norm", "embedding_norm_bias")
         self._places, self._texts, self._norm, self._norm_bias = (
             checkpoint.tensors[name].to_float32() for name in names

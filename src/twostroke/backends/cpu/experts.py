@@ -42,7 +42,7 @@ from twostroke.backends.cpu.tape import Tape
 from twostroke.models.spec import MoeSpec
 
 if TYPE_CHECKING:
-    from twostroke.backends.cpu.weights import Projection
+    from twostroke.backends.cpu.layer_weights import Projection
 
 Record = npt.NDArray[np.int64]
 _PIECES = 4

@@ -11,18 +11,16 @@ from typing import Literal
 
 import numpy as np
 
-from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, StepField
-from twostroke.backends.cpu.compile import NativeCode
+from twostroke.backends.cpu.arguments import StepField
 from twostroke.backends.cpu.kv_store import KVStore
-from twostroke.backends.cpu.memory import float_zeros
+from twostroke.backends.cpu.layer_weights import LayerWeights
 from twostroke.backends.cpu.model import CpuModel, ModelSettings
-from twostroke.backends.cpu.operand import GROUP_VALUES, Operand
+from twostroke.backends.cpu.operand import GROUP_VALUES
 from twostroke.backends.cpu.program import Program
-from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.program_sizes import ModelParts, ProgramSizes
 from twostroke.backends.cpu.row_operations import Rows
 from twostroke.backends.cpu.supported import unsupported_shape
 from twostroke.backends.cpu.tape import Tape
-from twostroke.backends.cpu.weights import LayerWeights, Weights
 from twostroke.backends.host.arithmetic import Array, rms_norm
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.paged_layer import Ints
@@ -49,44 +47,20 @@ class HeadProgram(Program):
     """`inputs` and `hidden` are filled in before a step or before slots are, `taps_in` before hidden states are
     joined."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Weights,
-        kv: KVStore,
-        positions: Positions,
-        code: NativeCode,
-        *,
-        max_tokens: int,
-        max_logits: int,
-        threads: int = 1,
-        own_copies: bool = False,
-        taps: tuple[int, ...] = (),
-        joins: bool = False,
-    ) -> None:
-        assert weights.join is not None and not taps and not joins
-        copies, rows = threads if own_copies else 1, max_tokens + MOST_LACKING_ROWS
-        self._wide = Operand(max_tokens, 2 * spec.hidden_size, copies=copies, threads=threads)
-        self.inputs = float_zeros(rows, 2 * spec.hidden_size)
-        super().__init__(
-            spec,
-            weights,
-            kv,
-            positions,
-            code,
-            max_tokens=max_tokens,
-            max_logits=max_logits,
-            threads=threads,
-            own_copies=own_copies,
-        )
+    def __init__(self, model: ModelParts, sizes: ProgramSizes) -> None:
+        spec, weights = model.spec, model.weights
+        assert weights.join is not None and not sizes.taps and not sizes.joins
+        self._wide = sizes.operand(2 * spec.hidden_size)
+        self.inputs = sizes.floats(2 * spec.hidden_size)
+        super().__init__(model, sizes)
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
-        self._step_tape, self.tape = self.tape, Tape(code)
+        self._step_tape, self.tape = self.tape, Tape(model.code)
         self._add_keys_and_values(0, weights.layers[0])
         self.write_entries = self.tape.entries()
-        self._write_tape, self.tape = self.tape, Tape(code)
+        self._write_tape, self.tape = self.tape, Tape(model.code)
         depth = weights.join.parts[0].matrix.depth
-        self._read = Operand(max_tokens, depth, copies=copies, threads=threads)
-        self.taps_in, self.joined = float_zeros(rows, depth), float_zeros(rows, weights.join.width)
+        self._read = sizes.operand(depth)
+        self.taps_in, self.joined = sizes.floats(depth), sizes.floats(weights.join.width)
         self._add_row_operation("prepare", self._norm_fields(self.taps_in, None), self._read, weights.join)
         self._add_projection(weights.join, self._read, self.joined)
         self.join_entries = self.tape.entries()

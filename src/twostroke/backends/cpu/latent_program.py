@@ -7,62 +7,31 @@ from __future__ import annotations
 from enum import IntEnum
 
 from twostroke.backends.cpu.arguments import (
-    MOST_LACKING_ROWS,
     LatentAttentionField,
     LatentField,
     NormField,
     Wait,
     float_bits,
 )
-from twostroke.backends.cpu.compile import NativeCode
-from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.latent_weights import LatentWeights
-from twostroke.backends.cpu.memory import Floats, address_of, float_zeros
-from twostroke.backends.cpu.operand import Operand
+from twostroke.backends.cpu.layer_weights import LayerWeights
+from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.program import ATTENTION_PIECES, Program, group_field
-from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.program_sizes import ModelParts, ProgramSizes
 from twostroke.backends.cpu.shape import latent_shape
-from twostroke.backends.cpu.weights import LayerWeights, Weights
-from twostroke.models.spec import LatentAttention, ModelSpec
+from twostroke.models.spec import LatentAttention
 
 
 class LatentProgram(Program):
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Weights,
-        kv: KVStore,
-        positions: Positions,
-        code: NativeCode,
-        *,
-        max_tokens: int,
-        max_logits: int,
-        threads: int = 1,
-        own_copies: bool = False,
-        taps: tuple[int, ...] = (),
-        joins: bool = False,
-    ) -> None:
-        own, latent = spec.layers[0].attention, weights.layers[0].latent
+    def __init__(self, model: ModelParts, sizes: ProgramSizes) -> None:
+        own, latent = model.spec.layers[0].attention, model.weights.layers[0].latent
         assert isinstance(own, LatentAttention) and latent is not None
-        rows, copies = max_tokens + MOST_LACKING_ROWS, threads if own_copies else 1
-        self._low = Operand(max_tokens, own.query_rank or 0, copies=copies, threads=threads)
-        self._queries = float_zeros(rows, 0 if latent.query_b is None else latent.query_b.width)
+        self._low = sizes.operand(own.query_rank or 0)
+        self._queries = sizes.floats(0 if latent.query_b is None else latent.query_b.width)
         # Of decodes alone; only what is used takes memory.
-        self._absorbed = float_zeros(rows, own.num_heads * latent_shape(own).kept_width)
-        self._latents = float_zeros(rows, own.num_heads * own.rank)
-        super().__init__(
-            spec,
-            weights,
-            kv,
-            positions,
-            code,
-            max_tokens=max_tokens,
-            max_logits=max_logits,
-            threads=threads,
-            own_copies=own_copies,
-            taps=taps,
-            joins=joins,
-        )
+        self._absorbed = sizes.floats(own.num_heads * latent_shape(own).kept_width)
+        self._latents = sizes.floats(own.num_heads * own.rank)
+        super().__init__(model, sizes)
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
         own, latent = self._spec.layers[index].attention, layer.latent

@@ -19,7 +19,7 @@ from twostroke.models.weights.tensor import WeightTensor
 from twostroke.models.weights.write_safetensors import bfloat16
 
 if TYPE_CHECKING:
-    from twostroke.backends.cpu.weights import Projection
+    from twostroke.backends.cpu.layer_weights import Projection
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, NormField, OperandField, Wait
+from twostroke.backends.cpu.layer_weights import LayerInputs, LayerInputWeights
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros
 from twostroke.backends.cpu.mlp_program import MlpOperations
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.row_operations import Columns
-from twostroke.backends.cpu.weights import LayerInputs, LayerInputWeights
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.quantisation import dequantise
 

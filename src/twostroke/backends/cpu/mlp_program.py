@@ -8,12 +8,12 @@ from enum import IntEnum
 
 from twostroke.backends.cpu.arguments import ActivationField, GatedField, NormField, ShareField, Wait, float_bits
 from twostroke.backends.cpu.experts import ExpertNorms, ExpertRunner, LatentPair, LayerExperts
+from twostroke.backends.cpu.layer_weights import LayerWeights, Projection, SharedExpert
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.rank_norm_program import Break, RankNormOperations
 from twostroke.backends.cpu.row_operations import Columns, forms_read
 from twostroke.backends.cpu.shape import plain_activation
-from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert
 
 
 class MlpOperations(RankNormOperations):

@@ -16,6 +16,7 @@ from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField, QueryBlockField, StepField
 from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
 from twostroke.backends.cpu.code import code_for
+from twostroke.backends.cpu.held_kinds import tile_kinds
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
@@ -23,6 +24,7 @@ from twostroke.backends.cpu.latent_program import LatentProgram
 from twostroke.backends.cpu.latent_work import LatentWork
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.program import Program
+from twostroke.backends.cpu.program_sizes import ModelParts, ProgramSizes
 from twostroke.backends.cpu.rank_norms import norms_over_ranks
 from twostroke.backends.cpu.recurrent_program import RecurrentProgram
 from twostroke.backends.cpu.recurrent_shape import recurrent_mixer, recurrent_shape, recurrent_width
@@ -40,7 +42,7 @@ from twostroke.backends.cpu.shape import (
 )
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
-from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.cpu.weights import Weights
 from twostroke.backends.host.arithmetic import rms_norm
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import NOT_FINITE as LOGITS_NOT_FINITE
@@ -137,6 +139,7 @@ class CpuModel:
         shapes = list(dict.fromkeys([self._shape, *(one.shape for one in heads.values())]))
         self.code = code_for(self._shape, isa, shapes[1:])
         self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights, self._shape.kv_kind)
+        self._keep_own_tensors(checkpoint)
         self._positions = Positions(self.spec, settings.max_context)
         self._attention: AttentionWork | LatentWork
         if self._shape.latent is None:
@@ -159,24 +162,17 @@ class CpuModel:
         """Told before the first batch, when the needs of all models are known."""
         touched.result()
 
+    def _keep_own_tensors(self, checkpoint: Checkpoint) -> None:
+        """What a kind of model reads outside its tape, beside the packed weights."""
+
     @property
     def _widest_hidden(self) -> int:
         return self.spec.hidden_size
 
     def _make_program(self, max_tokens: int, max_logits: int, own_copies: bool = False) -> Program:
-        return self.program_type(
-            self.spec,
-            self.weights,
-            self.kv,
-            self._positions,
-            self.code,
-            max_tokens=max_tokens,
-            max_logits=max_logits,
-            threads=self._settings.threads,
-            own_copies=own_copies,
-            taps=self._taps,
-            joins=self._join is not None,
-        )
+        threads, joins = self._settings.threads, self._join is not None
+        parts = ModelParts(self.spec, self.weights, self.kv, self._positions, self.code)
+        return self.program_type(parts, ProgramSizes(max_tokens, max_logits, threads, own_copies, self._taps, joins))
 
     def program_for(self, batch: Batch) -> Program:
         num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
@@ -184,8 +180,8 @@ class CpuModel:
             return self._single_row
         if self.kv.states.make_room(batch):
             self._single_row = self._make_program(1, 1, own_copies=True)
-            self._program = self._make_program(self._program.max_tokens, self._program.max_logits)
-        now = self._program
+            self._program = self._make_program(self._program.sizes.max_tokens, self._program.sizes.max_logits)
+        now = self._program.sizes
         if num_tokens > now.max_tokens or num_logits > now.max_logits:
             # Logits are wide: room for twice as many as were ever asked for, never for more than tokens.
             tokens = max(num_tokens, now.max_tokens)

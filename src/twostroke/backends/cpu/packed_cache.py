@@ -18,6 +18,8 @@ __all__ = ("LEAST_BYTES", "DamagedEntryError", "discard", "entry_path", "read", 
 
 LEAST_BYTES = 4 << 20
 """A smaller model is packed sooner than its entry is looked for."""
+PLACING = ("weights.py", "held_kinds.py", "latent_weights.py", "recurrent_shape.py", "memory.py")
+PACKING = ("packing.py", "parts_packing.py", "row_numbers.py", "tile_kinds.py")
 
 
 def entry_path(checkpoint: Checkpoint, weights: str = STORED) -> Path | None:
@@ -40,8 +42,7 @@ def _folder() -> Path:
 def _builder_identity() -> bytes:
     """What decides the bytes beside the files: the sources that read, quantise and pack them."""
     own, models = Path(__file__).parent, Path(checkpoint_module.__file__).parent
-    packing = ("packing.py", "parts_packing.py", "row_numbers.py", "tile_kinds.py", "weights.py", "memory.py")
-    sources = [*(own / name for name in packing), *models.rglob("*.py")]
+    sources = [*(own / name for name in PLACING + PACKING), *models.rglob("*.py")]
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -36,6 +36,8 @@ _ROUNDED |= {WeightKind.IQ2_XXS, WeightKind.IQ2_XS, WeightKind.IQ2_S, WeightKind
 """Kinds whose scales are products, and kept as one f16: off by 2^-11 of itself at most."""
 _ON_LOAD = {WeightKind.INT4: WeightKind.Q4_0, WeightKind.FP8: WeightKind.Q8_0}
 """What floats may be brought to that has no tile of its own, and the block that is packed of it."""
+ROUNDED_TO = WeightKind.Q8_0
+"""The block of matrices that are rounded since those that they are one product with lie in tiles of another kind."""
 _SLAB_BYTES = 1 << 18
 """Packed at a time: source and destination stay in the cache over the few passes each needs."""
 
@@ -55,6 +57,12 @@ def tensor_note(tensor: WeightTensor, quantise_to: WeightKind | None) -> str | N
         return None if change is None else f"{tensor.kind.name} {change}"
     packed = f", packed as {held.name}" if held is not quantise_to else ""
     return f"{tensor.kind.name} quantised to {quantise_to.name}{packed}"
+
+
+def rounded_note(tensor: WeightTensor) -> str:
+    """The same of one that is rounded since its partner lies in tiles of another kind."""
+    bits = _tile_bits(tile_kind(ROUNDED_TO))
+    return f"{tensor.kind.name} beside another kind rounded to {ROUNDED_TO.name} ({bits:.5g} bits a weight)"
 
 
 def _tile_bits(tile: TileKind) -> float:
@@ -97,13 +105,13 @@ def place(kind: TileKind, outputs: int, depth: int, arena: Arena) -> PackedMatri
 
 
 def fill(matrix: PackedMatrix, tensors: Sequence[WeightTensor], quantise_to: WeightKind | None = None) -> None:
-    """Matrices of one tile kind, stacked; all but the last have whole panels of outputs. Those of floats are brought
-    to `quantise_to` first, if it is given."""
+    """Matrices, stacked; all but the last have whole panels of outputs. Those of floats are brought to `quantise_to`
+    first, if it is given, and quantised ones to the matrix's kind, where theirs has other tiles."""
     first = 0
     for tensor in tensors:
         tiles = -(-tensor.shape[0] // TILE_OUTPUTS)
         target = None if tensor.kind.is_quantised else quantise_to
-        _pack_rows(tensor, target, matrix.data[first : first + tiles])
+        _pack_rows(tensor, target, matrix.kind, matrix.data[first : first + tiles])
         first += tiles
 
 
@@ -115,14 +123,21 @@ def pack(tensors: Sequence[WeightTensor], arena: Arena, quantise_to: WeightKind 
     return matrix
 
 
-def _pack_rows(tensor: WeightTensor, quantise_to: WeightKind | None, tiles: npt.NDArray[np.uint8]) -> None:
+def _pack_rows(
+    tensor: WeightTensor, quantise_to: WeightKind | None, kind: TileKind, tiles: npt.NDArray[np.uint8]
+) -> None:
     """To tiles [tiles, bytes a tile], slab by slab."""
     held = held_block(tensor, quantise_to)
+    is_rounded = tile_kind(held) is not kind
+    if is_rounded:
+        held = ROUNDED_TO
+        assert tile_kind(held) is kind, "a matrix has tiles of one kind"
     slab = max(1, _SLAB_BYTES // max(1, tiles[0].nbytes))
     for first in range(0, len(tiles), slab):
         target = tiles[first : first + slab]
         start, stop = first * TILE_OUTPUTS, (first + len(target)) * TILE_OUTPUTS
-        source = _held_rows(tensor.rows(start, min(stop, tensor.shape[0])), quantise_to)
+        rows = tensor.rows(start, min(stop, tensor.shape[0]))
+        source = quantise(held, rows.to_float32()) if is_rounded else _held_rows(rows, quantise_to)
         _pack_slab(held, _with_rows(source, len(target) * TILE_OUTPUTS), target)
 
 

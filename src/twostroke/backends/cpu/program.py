@@ -25,20 +25,18 @@ from twostroke.backends.cpu.arguments import (
     Wait,
     float_bits,
 )
-from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.experts import ExpertRunner
-from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.layer_input_program import LayerInputOperations
+from twostroke.backends.cpu.layer_weights import LayerWeights, Projection
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded, zeros
 from twostroke.backends.cpu.operand import Operand
+from twostroke.backends.cpu.program_sizes import ModelParts, ProgramSizes
 from twostroke.backends.cpu.rank_norm_program import Break
 from twostroke.backends.cpu.recurrent_arguments import GatedNormField
-from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.row_operations import Columns, Rows
 from twostroke.backends.cpu.shape import activation_name, attended_widths, layer_shape, mlp_widths, mlps_of
 from twostroke.backends.cpu.tape import Record, Tape
-from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
-from twostroke.models.spec import GroupedAttention, ModelSpec
+from twostroke.models.spec import GroupedAttention
 
 NO_WINDOW = 1 << 30
 ATTENTION_PIECES = 4
@@ -47,49 +45,31 @@ ATTENTION_PIECES = 4
 class Program(LayerInputOperations):
     """The tape of a model, with the buffers its operations pass on to each other."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Weights,
-        kv: KVStore,
-        positions: Positions,
-        code: NativeCode,
-        *,
-        max_tokens: int,
-        max_logits: int,
-        threads: int = 1,
-        own_copies: bool = False,
-        taps: tuple[int, ...] = (),
-        joins: bool = False,
-    ) -> None:
-        """With `own_copies`, each thread prepares the inputs of matrix products for itself:
-        more work in all, and less waiting. It pays for a single row. `taps`: after these layers, every row's residual
-        is copied to a buffer of its own; if the last is among them, all rows go on to its end. `joins`: these are one
-        rank's weights, and the tape stops where ranks meet."""
-        self._spec, self._kv, self._positions = spec, kv, positions
-        self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
+    def __init__(self, model: ModelParts, sizes: ProgramSizes) -> None:
+        spec, weights, kv, taps, rows = model.spec, model.weights, model.kv, sizes.taps, sizes.rows
+        max_tokens, threads = sizes.max_tokens, sizes.threads
+        self._spec, self._kv, self._positions, self.sizes = spec, kv, model.positions, sizes
         self._narrows, self._activation = max_tokens > 1, activation_name(mlps_of(spec)[0])
-        rows, copies = max_tokens + MOST_LACKING_ROWS, threads if own_copies else 1
-        self.hidden = float_zeros(rows, spec.hidden_size)
-        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width if weights.head else 0)
-        self.highest = zeros((max_logits,), np.int32)
+        self.hidden = sizes.floats(spec.hidden_size)
+        self.logits = float_zeros(sizes.max_logits + MOST_LACKING_ROWS, weights.head.width if weights.head else 0)
+        self.highest = zeros((sizes.max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
         # One width for all layers: where rows stay with their threads, those of one must not lie over another's.
-        self._projected = float_zeros(rows, max(map(self._projected_width, range(spec.num_layers), weights.layers)))
-        self._inner = float_zeros(rows, max(_widest_inner(layer) for layer in weights.layers))
-        self._joins, widths = joins, attended_widths(spec)
+        self._projected = sizes.floats(max(map(self._projected_width, range(spec.num_layers), weights.layers)))
+        self._inner = sizes.floats(max(_widest_inner(layer) for layer in weights.layers))
+        self._joins, widths = sizes.joins, attended_widths(spec)
         is_normed = any(layer.sandwich_norms or layer.layer_input is not None for layer in spec.layers)
-        self.block_output = float_zeros(rows if is_normed or joins else 0, spec.hidden_size)
-        self._attended = float_zeros(rows, max(widths))
+        self.block_output = float_zeros(rows if is_normed or sizes.joins else 0, spec.hidden_size)
+        self._attended = sizes.floats(max(widths))
         self._wide_sums = float_zeros(rows if kv.shape.norms_over_ranks else 0, 2)  # of queries, and of keys
         self._ones = np.ones(max(kv.shape.head_dim, self._attended.shape[1]), dtype=np.float32)
-        self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
-        self._mixed = {width: Operand(max_tokens, width, copies=copies, threads=threads) for width in widths}
+        self._normed = sizes.operand(spec.hidden_size)
+        self._mixed = {width: sizes.operand(width) for width in widths}
         inner = {
             width for name, found in mlp_widths(spec).items() if not name.startswith("experts'") for width in found
         }
         self._gated = {width: Operand(max_tokens, width, threads=threads) for width in inner}
-        self._experts, self._expert_layers = self._expert_runner(weights, code), 0
+        self._experts, self._expert_layers = self._expert_runner(model), 0
         self._routed = Operand(max_tokens if self._experts else 0, spec.hidden_size)
         is_apart = spec.moe is not None and (spec.moe.shared_gate or spec.moe.has_own_norms)
         self._shared_output = float_zeros(rows if is_apart else 0, spec.hidden_size)
@@ -97,16 +77,16 @@ class Program(LayerInputOperations):
         self._latent_rows = float_zeros(rows if latent_size else 0, latent_size)
         self.breaks: list[Break] = []
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
-        narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
+        narrow_rows = sizes.max_logits + MOST_LACKING_ROWS if self._narrows else 0
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
         self._make_layer_inputs(max_tokens, narrow_rows, threads)
-        self.taps = tuple(float_zeros(rows, spec.hidden_size) for _ in taps)  # [max_tokens, hidden] each
+        self.taps = tuple(sizes.floats(spec.hidden_size) for _ in taps)  # [max_tokens, hidden] each
         keeping = (index for index, layer in enumerate(weights.layers) if layer.has_attention)
         self._last_keeping = max(index for index in keeping if spec.kv_source(index) == index)
         wanted_whole = max((self._last_keeping, *taps))
         is_late = wanted_whole in taps or weights.layers[self._last_keeping].recurrent is not None
         self._narrows_late = self._narrows and is_late
-        self.tape = Tape(code)
+        self.tape = Tape(model.code)
         self._add_layer_inputs(weights.layer_inputs)
         for index, layer in enumerate(weights.layers):
             self._add_layer(index, layer)
@@ -138,11 +118,12 @@ class Program(LayerInputOperations):
         made = own.kv_width if isinstance(own, GroupedAttention) and own.keys_are_values else 0
         return layer.attention_in.width + padded(made, PANEL_OUTPUTS)
 
-    def _expert_runner(self, weights: Weights, code: NativeCode) -> ExpertRunner | None:
-        moe, layers = self._spec.moe, [layer.experts for layer in weights.layers if layer.experts is not None]
+    def _expert_runner(self, model: ModelParts) -> ExpertRunner | None:
+        moe, layers = self._spec.moe, [layer.experts for layer in model.weights.layers if layer.experts is not None]
         if moe is None or not layers:
             return None
-        return ExpertRunner(moe, layers, moe.expert_hidden(self._spec.hidden_size), self.max_tokens, code)
+        hidden = moe.expert_hidden(self._spec.hidden_size)
+        return ExpertRunner(moe, layers, hidden, self.sizes.max_tokens, model.code)
 
     def _segments(self) -> list[Record]:
         bounds = [0, *(stop.place for stop in self.breaks), len(self.entries)]

@@ -5,59 +5,30 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, Wait
-from twostroke.backends.cpu.compile import NativeCode
-from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.arguments import Wait
+from twostroke.backends.cpu.layer_weights import LayerWeights
 from twostroke.backends.cpu.memory import float_zeros
-from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.program import ATTENTION_PIECES, Program, group_field
+from twostroke.backends.cpu.program_sizes import ModelParts, ProgramSizes
 from twostroke.backends.cpu.rank_norms import NormedGroup, RankSquares
 from twostroke.backends.cpu.recurrent import Projected, RecurrentOperations, RecurrentVectors
 from twostroke.backends.cpu.recurrent_shape import projected_names
-from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.row_operations import Columns
-from twostroke.backends.cpu.weights import LayerWeights, Weights
-from twostroke.models.spec import Mamba2, ModelSpec, NormPart, Recurrent
+from twostroke.models.spec import Mamba2, NormPart, Recurrent
 
 
 class RecurrentProgram(Program):
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Weights,
-        kv: KVStore,
-        positions: Positions,
-        code: NativeCode,
-        *,
-        max_tokens: int,
-        max_logits: int,
-        threads: int = 1,
-        own_copies: bool = False,
-        taps: tuple[int, ...] = (),
-        joins: bool = False,
-    ) -> None:
-        mixer = next(one for layer in spec.layers if isinstance(one := layer.attention, Recurrent))
-        self._mixer, copies = mixer, threads if own_copies else 1
-        self._recurrent = RecurrentOperations(mixer, max_tokens + MOST_LACKING_ROWS, spec.norm_eps)
+    def __init__(self, model: ModelParts, sizes: ProgramSizes) -> None:
+        spec = model.spec
+        self._mixer = next(one for layer in spec.layers if isinstance(one := layer.attention, Recurrent))
+        self._recurrent = RecurrentOperations(self._mixer, sizes.rows, spec.norm_eps)
         # Apart from what attention's layers are projected to: those have rows of another width, and a thread that is
         # ahead in one layer must not write over rows that another still reads in the layer before.
-        own = (layer.attention_in.width for layer in weights.layers if layer.recurrent is not None)
-        self._inputs = float_zeros(max_tokens + MOST_LACKING_ROWS, max(own))
-        self._sums = float_zeros(max_tokens + MOST_LACKING_ROWS if kv.shape.norms_over_ranks else 0, 1)
-        self._recurred = Operand(max_tokens, self._recurrent.width, copies=copies, threads=threads)
-        super().__init__(
-            spec,
-            weights,
-            kv,
-            positions,
-            code,
-            max_tokens=max_tokens,
-            max_logits=max_logits,
-            threads=threads,
-            own_copies=own_copies,
-            taps=taps,
-            joins=joins,
-        )
+        own = (layer.attention_in.width for layer in model.weights.layers if layer.recurrent is not None)
+        self._inputs = sizes.floats(max(own))
+        self._sums = float_zeros(sizes.rows if model.kv.shape.norms_over_ranks else 0, 1)
+        self._recurred = sizes.operand(self._recurrent.width)
+        super().__init__(model, sizes)
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
         if layer.recurrent is None:

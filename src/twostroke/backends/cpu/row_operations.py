@@ -15,11 +15,12 @@ from twostroke.backends.cpu.arguments import (
     Wait,
     float_bits,
 )
+from twostroke.backends.cpu.layer_weights import Projection
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
+from twostroke.backends.cpu.program_sizes import ProgramSizes
 from twostroke.backends.cpu.tape import Tape
-from twostroke.backends.cpu.weights import Projection
 from twostroke.models.spec import ModelSpec
 
 PIECE_BYTES = 96 << 10
@@ -61,7 +62,7 @@ class RowOperations:
     tape: Tape
     _spec: ModelSpec
     _rows: Rows
-    _threads: int
+    sizes: ProgramSizes
 
     def _norm_fields(self, source: Floats, weight: Floats | None) -> dict[IntEnum, int]:
         return {
@@ -144,7 +145,7 @@ class RowOperations:
             self.tape.add(name, fields, wait=own_wait, matrix=matrix, pieces=pieces)
 
     def _pieces(self, matrix: PackedMatrix) -> int:
-        return min(max(matrix.data.nbytes // (self._threads * PIECE_BYTES), 1), MOST_PIECES)
+        return min(max(matrix.data.nbytes // (self.sizes.threads * PIECE_BYTES), 1), MOST_PIECES)
 
 
 def forms_read(projection: Projection) -> dict[str, bool]:

@@ -4,13 +4,13 @@ Python's lock to start working."""
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from twostroke.backends.cpu.arguments import MOST_ENTRIES, POOL_LINE, RUN_STEP_FIELDS, LineField, PoolField
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.memory import address_of, padded, zeros
+from twostroke.backends.host.cores import on_cores
 from twostroke.core.errors import BackendError
 
 _Record = npt.NDArray[np.int64]
@@ -107,22 +108,10 @@ def _cores(threads: int) -> list[int] | None:
     return allowed if len(allowed) == threads else None
 
 
-@contextlib.contextmanager
-def _on_core(core: int | None) -> Iterator[None]:
-    """The calling thread on this core, and where it was allowed before afterwards. Without it the system may put the
-    caller beside a worker, when another process keeps the caller's core busy: each barrier then waits for a switch
-    between the two, and a step takes six times as long."""
-    before: set[int] | None = None
-    if core is not None:
-        with contextlib.suppress(OSError):
-            before = os.sched_getaffinity(0)  # 0 is this thread alone
-            os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        if before is not None:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, before)
+def _on_core(core: int | None) -> AbstractContextManager[None]:
+    """Without it the system may put the caller beside a worker, when another process keeps the caller's core busy: each
+    barrier then waits for a switch between the two, and a step takes six times as long."""
+    return on_cores(None if core is None else {core})
 
 
 def _work(work: Callable[[int, int], None], address: int, index: int, core: int | None, kept: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,118 +13,27 @@ import numpy as np
 from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
 from twostroke.backends.cpu.experts import Expert, ExpertNorms, LatentPair, LayerExperts
+from twostroke.backends.cpu.held_kinds import block_of, held_bytes, is_rounded, packed_names
 from twostroke.backends.cpu.kv_kind import KVKind
-from twostroke.backends.cpu.latent_weights import LatentWeights, is_plain, latent_matrices
-from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
-from twostroke.backends.cpu.packing import PackedMatrix, fill, held_block, packed_bytes, place, tensor_note, tile_kind
+from twostroke.backends.cpu.latent_weights import LatentWeights, latent_matrices
+from twostroke.backends.cpu.layer_weights import (
+    NO_PROJECTION,
+    LayerInputs,
+    LayerInputWeights,
+    LayerWeights,
+    Projection,
+    ProjectionPart,
+    SharedExpert,
+)
+from twostroke.backends.cpu.memory import Arena, Floats, float_zeros, padded
+from twostroke.backends.cpu.packing import PackedMatrix, fill, place, rounded_note, tensor_note, tile_kind
 from twostroke.backends.cpu.recurrent import RecurrentVectors
 from twostroke.backends.cpu.recurrent_shape import projected_names
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import DenseMlp, LatentAttention, Recurrent, expert_name, layer_name
-from twostroke.models.weights.tensor import WeightKind, WeightTensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ProjectionPart:
-    matrix: PackedMatrix
-    column: int
-    """Where its outputs begin in the projection's."""
-    bias: Floats | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Projection:
-    """Matrices that read the same input: q, k and v, or gate and up. Neighbours of one kind are one matrix."""
-
-    parts: tuple[ProjectionPart, ...]
-    columns: tuple[int, ...]
-    """Where each named matrix begins in the outputs."""
-    width: int
-    """Outputs, padding included."""
-
-    @property
-    def depth(self) -> int:
-        """Inputs."""
-        return self.parts[0].matrix.depth
-
-    @property
-    def is_gated_product(self) -> bool:
-        """Gate and up in one matrix: of one kind throughout, and without biases."""
-        return len(self.columns) == 2 and len(self.parts) == 1 and self.parts[0].bias is None
-
-
-NO_PROJECTION = Projection((), (), 0)
-"""Of a layer that has no such block."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedExpert:
-    """An MLP beside the experts, that every row meets."""
-
-    mlp_in: Projection
-    mlp_out: Projection
-    router: Floats | None
-    """Of its share; None: all of it counts."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerInputWeights:
-    """Of a layer that gets vectors beside the residual."""
-
-    gate: Projection
-    out: Projection
-    norm: Floats
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerInputs:
-    """What the vectors of all layers are made with."""
-
-    embedding: WeightTensor
-    projection: Projection
-    norm: Floats
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """Of a layer without attention, or without an MLP, their projections are NO_PROJECTION."""
-
-    attention_norm: Floats | None
-    """None, here and below: the block reads the residual as it is."""
-    attention_in: Projection
-    attention_out: Projection
-    mlp_norm: Floats | None
-    mlp_in: Projection
-    mlp_out: Projection
-    q_norm: Floats | None
-    k_norm: Floats | None
-    post_attention_norm: Floats | None
-    post_mlp_norm: Floats | None
-    attention_norm_bias: Floats | None = None
-    mlp_norm_bias: Floats | None = None
-    sinks: Floats | None = None
-    """Of each head, in units of ln 2."""
-    experts: LayerExperts | None = None
-    """In place of `mlp_in` and `mlp_out`, which are the first one's then."""
-    shared: SharedExpert | None = None
-    latent: LatentWeights | None = None
-    recurrent: RecurrentVectors | None = None
-    has_output_gate: bool = False
-    """Whether the last of `attention_in` gates what heads find."""
-    layer_input: LayerInputWeights | None = None
-    scale: float = 1.0
-    """What the residual is multiplied by behind it."""
-
-    @property
-    def has_attention(self) -> bool:
-        """Or a state."""
-        return self.attention_in is not NO_PROJECTION
-
-    @property
-    def has_mlp(self) -> bool:
-        return self.mlp_in is not NO_PROJECTION
+from twostroke.models.weights.tensor import WeightTensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +57,7 @@ class Weights:
     ) -> Weights:
         """From the cache of packed weights, or packed now by `threads` threads, and put there. `kv_kind`: what latents
         are kept in, and multiplied with."""
-        num_bytes = sum(held_bytes(checkpoint, name, weights) for name in _packed(checkpoint))
+        num_bytes = sum(held_bytes(checkpoint, name, weights) for name in packed_names(checkpoint))
         path = packed_cache.entry_path(checkpoint, weights)
         notes, kept = [], None
         if path is not None:
@@ -168,32 +76,12 @@ class Weights:
         return replace(placed, notes=(*placed.notes, *notes))
 
 
-def tile_kinds(checkpoint: Checkpoint, weights: str = STORED) -> tuple[TileKind, ...]:
-    """The kinds of tile that a model needs, in a fixed order. `weights`, here and below: as in Formats."""
-    found = {tile_kind(_held_block(checkpoint, name, weights)) for name in _packed(checkpoint)}
-    return tuple(kind for kind in TileKind if kind in found)
-
-
-def _packed(checkpoint: Checkpoint) -> Iterator[str]:
-    """The matrices that are tiles."""
-    return (name for name in checkpoint.tensors if checkpoint.is_multiplied(name) and not is_plain(name))
-
-
-def held_bytes(checkpoint: Checkpoint, name: str, weights: str = STORED) -> int:
-    """What a matrix takes of an arena, joined to others or not."""
-    outputs, depth = checkpoint.tensors[name].shape
-    return padded(packed_bytes(tile_kind(_held_block(checkpoint, name, weights)), outputs, depth), LINE_BYTES)
-
-
-def _held_block(checkpoint: Checkpoint, name: str, weights: str) -> WeightKind:
-    return held_block(checkpoint.tensors[name], checkpoint.held_kind(name, weights))
-
-
 class _Layout:
     """Where every tensor goes, found without reading a matrix; then `fill` packs them, if nobody did before."""
 
     def __init__(self, checkpoint: Checkpoint, arena: Arena, weights: str, kv_kind: KVKind) -> None:
         self._arena, self._kv_kind = arena, kv_kind
+        self._checkpoint, self._formats = checkpoint, weights
         self._held = {name: checkpoint.held_kind(name, weights) for name in checkpoint.tensors}
         self._spec, self._tensors = checkpoint.spec, checkpoint.tensors
         self._changed: Counter[str] = Counter()
@@ -306,6 +194,8 @@ class _Layout:
 
     def _experts(self, index: int, pairs: list[tuple[Projection, Projection]]) -> LayerExperts:
         router = self._projection([layer_name(index, "router")])
+        if any(len(into.parts) != 1 or len(out.parts) != 1 for into, out in pairs):
+            raise AssertionError("an expert's gate and up lie in one matrix")
         parts = [(into.parts[0], out.parts[0]) for into, out in pairs]
         experts = tuple(Expert(into.matrix, out.matrix, into.bias, out.bias) for into, out in parts)
         correction, scales = (self._vector(layer_name(index, part)) for part in ("router_correction", "expert_scale"))
@@ -359,14 +249,16 @@ class _Layout:
         return Projection(tuple(parts), tuple(columns), column)
 
     def _kind(self, name: str) -> TileKind:
-        return tile_kind(held_block(self._tensors[name], self._held[name]))
+        return tile_kind(block_of(self._checkpoint, name, self._formats))
 
     def _has_whole_panels(self, name: str) -> bool:
         return self._tensors[name].shape[0] % PANEL_OUTPUTS == 0
 
     def _count_change(self, name: str) -> None:
         """For the notes: what is held otherwise than it is stored."""
-        if change := tensor_note(self._tensors[name], self._held[name]):
+        if is_rounded(self._checkpoint, name, self._formats):
+            self._changed[rounded_note(self._tensors[name])] += 1
+        elif change := tensor_note(self._tensors[name], self._held[name]):
             self._changed[change] += 1
 
     def _bias(self, names: list[str], width: int) -> Floats | None:

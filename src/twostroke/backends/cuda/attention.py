@@ -3,7 +3,7 @@ that the kernels share. Does not know layers: where keys lie and how they are sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
@@ -24,6 +24,13 @@ MOST_TOGETHER = 256
 """Numbers of a head: of wider ones, the sums of several queries are more than registers hold."""
 ANY_STEP = 1 << 30
 """Tokens: as many as a step may have."""
+
+
+def meet_plans(cut: Callable[[torch.Tensor], None], most: int, device: torch.device) -> None:
+    """Cut the contexts of as many decodes as it takes to have every kernel of that compiled. `most`: of decodes."""
+    positions = torch.zeros(most, dtype=torch.int32, device=device)
+    for number in {plan_width(number): number for number in range(2, most + 1)}.values():
+        cut(positions[:number])
 
 
 class Attention:
@@ -48,10 +55,7 @@ class Attention:
 
     def prepare(self, windows: Iterable[int | None]) -> None:
         """Have every kernel of `cut_decodes` compiled: steps that are captured have only some numbers of decodes."""
-        most = self._decode_scratch.max_tokens
-        positions = torch.zeros(most, dtype=torch.int32, device=self.device)
-        for number in {plan_width(number): number for number in range(2, most + 1)}.values():
-            self.cut_decodes(positions[:number], windows)
+        meet_plans(lambda positions: self.cut_decodes(positions, windows), self._decode_scratch.max_tokens, self.device)
 
     def cut_decodes(
         self,

@@ -12,7 +12,7 @@ from twostroke.backends.cuda.layer_inputs import InputBuffers
 from twostroke.backends.cuda.layer_matrices import attention_of, matrices_of, widest_mlp
 from twostroke.backends.cuda.model_matrices import unpacked_weights
 from twostroke.backends.cuda.moe import MoeScratch
-from twostroke.backends.cuda.products import ProductScratch
+from twostroke.backends.cuda.product_launches import ProductScratch
 from twostroke.backends.cuda.recurrent import RecurrentBuffers
 from twostroke.backends.cuda.state_shape import mixer_of
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held

@@ -1,6 +1,7 @@
 """Compiling before launching. A rehearsal goes through the steps that a start will run, and hands every kernel that
 they would launch to compilers beside each other; the steps, run behind it, wait for the kernel that they come to and
-not for one after another. Knows how Triton is asked to compile only; other kernels bring their own compiler."""
+not for one after another. `_compilers` is the switch. `rehearsal` alone sets it, for its own thread: there `launcher`
+compiles and launches nothing, and so does `native.py`. Knows how Triton is asked to compile only."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
 from twostroke.backends.cuda.parts import PLAIN, Parts
-from twostroke.backends.cuda.passes import Decodes, TokenArrays
+from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.core.step import Step
@@ -82,7 +82,7 @@ class DecodePath:
         tokens = TokenArrays(self._token_ids[:bucket], rows, self._positions[:bucket])
         if bucket > LIGHT_ROWS:
             parts.buffers.clear_padding(bucket)
-        residual = parts.decoder.forward(tokens, Decodes(bucket), None, layers=layers)
+        residual = parts.decoder.forward(Pass(tokens, Decodes(bucket)), layers=layers)
         parts.decoder.logits(residual)
         if features is not None:
             parts.sample(rows, features)

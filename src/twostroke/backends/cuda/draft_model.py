@@ -7,17 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
 from twostroke.backends.cuda.draft_clock import DraftClock
+from twostroke.backends.cuda.draft_names import DraftNames
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
-from twostroke.backends.cuda.kernels.head_states import name_drafts
 from twostroke.backends.cuda.kernels.paged import NO_SCALES
-from twostroke.backends.cuda.kernels.sampling import survey
-from twostroke.backends.cuda.kernels.sampling_filters import Summaries
-from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.mixers import kernels_of
 from twostroke.backends.cuda.model import Decoder
@@ -27,7 +23,7 @@ from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.rows import DeviceRows
-from twostroke.backends.cuda.sampling import BLOCK, COLUMN, SamplingRows
+from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.verify import most_queries
 from twostroke.backends.cuda.weights import Weights
@@ -108,8 +104,7 @@ class DraftModelDrafter:
         self._places -= torch.arange(1, 1 + MAX_DRAFTS, dtype=torch.int32, device=device)[:, None]
         """Where a chain's tokens stand: behind the row's last (`FROM_ROW`)."""
         self._chain_rows = torch.zeros_like(self._places)
-        self._target_ids = torch.arange(self._vocab_size, dtype=torch.int32, device=device)
-        self._summaries = Summaries.allocate(num_rows, triton.cdiv(self._vocab_size, BLOCK), device)
+        self._names = DraftNames(parts.rows, torch.arange(self._vocab_size, dtype=torch.int32, device=device))
         self._clock = DraftClock(parts.graphs)
 
     def load(self) -> tuple[str, ...]:
@@ -130,11 +125,11 @@ class DraftModelDrafter:
         tokens = done.tokens
         known = TokenArrays(self._known(tokens.token_ids), tokens.rows, tokens.positions)
         work = None if done.prefill is None else done.prefill.at(self._place)
-        self._decoder.forward(known, done.decodes, work, wanted=self._nothing)
+        self._decoder.forward(Pass(known, done.decodes, work), wanted=self._nothing)
 
     def draft(self, rows: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
         """The likeliest token after another. The last one is not read here: the pass that verifies it is read along."""
-        count, records = len(rows) // width, self._target.sampling.records
+        count = len(rows) // width
         self._chain_rows[: width - 1, :count].copy_(rows.view(count, width)[:, 1:].t())
         logits = self._buffers.logits[:count, : self._vocab_size]
         for step in range(width - 1):
@@ -145,10 +140,8 @@ class DraftModelDrafter:
                 torch.index_select(drafts[:, step - 1], 0, own_rows, out=token_ids)
                 token_ids.clamp_(min=0)  # none was found where scores were not finite
             tokens = TokenArrays(token_ids, own_rows, self._places[step, :count])
-            self._decoder.logits(self._decoder.forward(tokens, Decodes(count), None))
-            batch = SampledBatch(logits, None, own_rows, records)
-            survey(batch, self._summaries, None, draws=False, block=BLOCK, column=COLUMN)
-            name_drafts(self._summaries, self._target_ids, own_rows, drafts, step=step)
+            self._decoder.logits(self._decoder.forward(Pass(tokens, Decodes(count))))
+            self._names.name(logits, own_rows, drafts, step)
 
     def _known(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Without tokens that it does not have: entries that only fill the other's table up."""

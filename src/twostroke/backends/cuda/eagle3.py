@@ -5,38 +5,27 @@ are made, it is told."""
 from __future__ import annotations
 
 import torch
-import triton
 
+from twostroke.backends.cuda.attention import meet_plans
 from twostroke.backends.cuda.draft_blocks import HeadBlocks
 from twostroke.backends.cuda.draft_clock import DraftClock
+from twostroke.backends.cuda.draft_names import DraftNames
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
 from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights, layer_spec
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, plan_width, split_plan
-from twostroke.backends.cuda.kernels.head_states import (
-    KEPT,
-    InputNorms,
-    StateStore,
-    begin_chain,
-    go_on,
-    keep_states,
-    name_drafts,
-    read_inputs,
-)
+from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, split_plan
+from twostroke.backends.cuda.kernels.head_states import KEPT, InputNorms, StateStore
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
 from twostroke.backends.cuda.kernels.rope import rope_and_store
-from twostroke.backends.cuda.kernels.sampling import survey
-from twostroke.backends.cuda.kernels.sampling_filters import Summaries
-from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import pack
 from twostroke.backends.cuda.mixers import rotation
 from twostroke.backends.cuda.passes import Pass
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
-from twostroke.backends.cuda.sampling import BLOCK, COLUMN
+from twostroke.backends.cuda.state_chain import StateChain
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader
 from twostroke.backends.host.paged_layer import FIRST_SLOT
@@ -81,26 +70,27 @@ class Eagle3Drafter:
         like = buffers.joined
         shape = (num_blocks, attention.num_kv_heads, layout.block_size, attention.head_dim)
         self._paged = PagedKV(like.new_zeros(shape), like.new_zeros(shape), rows.tables[place])
-        self._states = StateStore(
-            like.new_zeros(len(rows.last_tokens), KEPT, spec.hidden_size),
-            like.new_zeros(num_blocks, spec.hidden_size),
-            rows.tables[place],
+        kept = like.new_zeros(len(rows.last_tokens), KEPT, spec.hidden_size)
+        page_ends = like.new_zeros(num_blocks, spec.hidden_size)
+        self.blocks = HeadBlocks((self._paged.keys, self._paged.values, page_ends))
+        self._chain = StateChain(
+            InputNorms(weights.embedding, weights.embedding_norm, weights.hidden_norm),
+            StateStore(kept, page_ends, rows.tables[place]),
+            rows,
+            page=layout.block_size,
+            eps=spec.norm_eps,
+            normed_residual=spec.norm_before_residual,
         )
-        assert self._states.page_ends is not None
-        self.blocks = HeadBlocks((self._paged.keys, self._paged.values, self._states.page_ends))
-        self._page = layout.block_size
-        self._norms = InputNorms(weights.embedding, weights.embedding_norm, weights.hidden_norm)
         self._products = Products(layer_spec(spec, max_context), buffers.products, choices)
         self._cos_sin = rotation(attention.rope, max_context, like.device)
         self._is_windowed = attention.window is not None
         self._scoring = Scoring(attention.scale, attention.window or ANY_WINDOW, first=FIRST_SLOT)
-        max_rows = len(buffers.residual)
         heads = AttentionShape(
             attention.num_heads, attention.num_kv_heads, attention.head_dim, layout.block_size, like.dtype
         )
-        self._scratch = DecodeScratch(max_rows, heads, like.device, num_sms)
+        self._scratch = DecodeScratch(len(buffers.residual), heads, like.device, num_sms)
         self._items = self._scratch.new_items()
-        self._summaries = Summaries.allocate(max_rows, triton.cdiv(spec.draft_vocab_size, BLOCK), like.device)
+        self._names = DraftNames(rows, weights.target_ids)
 
     def load(self) -> tuple[str, ...]:
         self._loader.fill(None)
@@ -110,9 +100,8 @@ class Eagle3Drafter:
         return num_drafts * self._clock.a_draft_s(num_streams)
 
     def prepare(self, *, rehearses: bool) -> None:
-        buffers, weights, most = self._buffers, self._weights, len(self._buffers.residual)
-        for number in {plan_width(number): number for number in range(2, most + 1)}.values():
-            self._cut(buffers.positions[0, :number])
+        buffers, weights = self._buffers, self._weights
+        meet_plans(self._cut, len(buffers.residual), buffers.positions.device)
         for matrix, out in ((weights.fc, buffers.joined), (weights.kv, buffers.kv)):
             for count in (count for count in self._products.long_rows(matrix) if count <= len(out)):
                 self._products.apply(out.new_zeros(count, matrix.product.width), matrix, out[:count])
@@ -125,15 +114,11 @@ class Eagle3Drafter:
         weights, buffers, tokens, count = self._weights, self._buffers, done.tokens, len(done.tokens)
         joined, inputs, kv = buffers.joined[:count], buffers.inputs[:count], buffers.kv[:count]
         self._products.apply(self._normed_taps(taps), weights.fc, joined)
-        eps, rows, positions = self._spec.norm_eps, tokens.rows, tokens.positions
-        read_inputs(
-            self._norms, self._states, tokens.token_ids, rows, positions, self._rows.last_tokens, joined, inputs,
-            page=self._page, eps=eps,
-        )  # fmt: skip
+        self._chain.read(tokens, joined, inputs)
         self._products.apply(inputs, weights.kv, kv)
-        norms = weights.q_norm, weights.k_norm
-        rope_and_store(kv, self._cos_sin, positions, rows, self._paged, *norms, eps=eps)
-        keep_states(self._states, rows, positions, joined, page=self._page)
+        norms, eps = (weights.q_norm, weights.k_norm), self._spec.norm_eps
+        rope_and_store(kv, self._cos_sin, tokens.positions, tokens.rows, self._paged, *norms, eps=eps)
+        self._chain.keep(tokens, joined)
 
     def _normed_taps(self, taps: torch.Tensor) -> torch.Tensor:
         weights, eps, width = self._weights, self._spec.norm_eps, self._spec.target_hidden_size
@@ -146,27 +131,18 @@ class Eagle3Drafter:
 
     def draft(self, rows: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
         """The likeliest token after another."""
-        spec, buffers, records = self._spec, self._buffers, self._rows.sampling.records
-        count, eps, is_normed = len(rows) // width, spec.norm_eps, spec.norm_before_residual
+        buffers, count = self._buffers, len(rows) // width
         inputs, residual, state = buffers.inputs[:count], buffers.residual[:count], buffers.residual[:count]
         for step in range(width - 1):
             own_rows, positions = buffers.rows[step, :count], buffers.positions[step, :count]
             if step == 0:
-                begin_chain(
-                    self._norms, self._states, records, self._rows.last_tokens, rows, buffers.rows,
-                    buffers.positions, inputs, residual, steps=width - 1, normed_residual=is_normed, eps=eps,
-                )  # fmt: skip
+                self._chain.begin(rows, buffers.rows, buffers.positions, inputs, residual, steps=width - 1)
             else:
-                go_on(
-                    self._norms, drafts, own_rows, state, inputs, residual, step=step, normed_residual=is_normed,
-                    eps=eps,
-                )  # fmt: skip
+                self._chain.go_on(drafts, own_rows, state, inputs, residual, step=step)
             if step == 0 or self._is_windowed:  # contexts that only grow keep their cuts
                 self._cut(positions)
             state = self._guess(inputs, residual, own_rows, positions)
-            batch = SampledBatch(buffers.logits[:count], None, own_rows, records)
-            survey(batch, self._summaries, None, draws=False, block=BLOCK, column=COLUMN)
-            name_drafts(self._summaries, self._weights.target_ids, own_rows, drafts, step=step)
+            self._names.name(buffers.logits[:count], own_rows, drafts, step)
 
     def _cut(self, positions: torch.Tensor) -> None:
         """As `Attention.cut_decodes`."""

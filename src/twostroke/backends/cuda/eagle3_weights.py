@@ -16,7 +16,7 @@ from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.layer_matrices import ModelMatrix
 from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.backends.cuda.model_matrices import has_copy
-from twostroke.backends.cuda.products import ProductScratch
+from twostroke.backends.cuda.product_launches import ProductScratch
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader, Weights
 from twostroke.backends.interface import Companion, HeadNeeds

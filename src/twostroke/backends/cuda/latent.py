@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from twostroke.backends.cuda.attention import INTERPRETED_SMS
+from twostroke.backends.cuda.attention import INTERPRETED_SMS, meet_plans
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch
-from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, plan_width, split_plan
+from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, split_plan
 from twostroke.backends.cuda.kernels.head_products import multiply_heads
 from twostroke.backends.cuda.kernels.latent_decode import attend_latent_decode, latent_config, latent_shape
 from twostroke.backends.cuda.kernels.latent_prefill import ChunkShape, attend_chunks, attend_context, chunk_tiling
@@ -75,10 +75,7 @@ class LatentKernels:
 
     def prepare(self, windows: Iterable[int | None]) -> None:
         """Have every kernel of `cut_decodes` compiled."""
-        most = self._scratch.max_tokens
-        positions = torch.zeros(most, dtype=torch.int32, device=self.device)
-        for number in {plan_width(number): number for number in range(2, most + 1)}.values():
-            self.cut_decodes(positions[:number], windows)
+        meet_plans(lambda positions: self.cut_decodes(positions, windows), self._scratch.max_tokens, self.device)
 
     def cut_decodes(
         self,

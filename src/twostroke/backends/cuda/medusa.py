@@ -8,23 +8,19 @@ from math import prod
 
 import numpy as np
 import torch
-import triton
 from torch.nn.functional import silu
 
 from twostroke.backends.cuda.buffers import tensor_bytes
 from twostroke.backends.cuda.draft_clock import DraftClock
+from twostroke.backends.cuda.draft_names import DraftNames
 from twostroke.backends.cuda.drafting import MAX_DRAFTS, NO_DRAFT
-from twostroke.backends.cuda.kernels.head_states import KEPT, StateStore, keep_states, name_drafts
+from twostroke.backends.cuda.kernels.head_states import KEPT, StateStore, keep_states
 from twostroke.backends.cuda.kernels.last_states import read_last
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.kernels.sampling import survey
-from twostroke.backends.cuda.kernels.sampling_filters import Summaries
-from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.passes import Pass
 from twostroke.backends.cuda.products import Products
-from twostroke.backends.cuda.sampling import BLOCK, COLUMN
 from twostroke.backends.cuda.weights import WeightLoader
 from twostroke.backends.interface import Companion, HeadNeeds
 from twostroke.core.formats import Formats
@@ -102,9 +98,8 @@ class MedusaDrafter:
         self._heads = [MedusaWeights.placed(self._loader, heads, number) for number in range(self.most)]
         self._buffers = MedusaBuffers(spec, parts.rows.padding_row, like.device, like.dtype)
         self._states = StateStore(self._buffers.kept, None, None)
-        self._target_ids = torch.from_numpy(heads.target_ids.astype(np.int32)).to(like.device)
-        num_blocks = triton.cdiv(spec.draft_vocab_size, BLOCK)
-        self._summaries = Summaries.allocate(parts.rows.padding_row, num_blocks, like.device)
+        target_ids = torch.from_numpy(heads.target_ids.astype(np.int32)).to(like.device)
+        self._names = DraftNames(parts.rows, target_ids)
         self._clock = DraftClock(parts.graphs)
 
     def load(self) -> tuple[str, ...]:
@@ -132,11 +127,7 @@ class MedusaDrafter:
         for step, head in enumerate(self._heads[: width - 1]):
             logits, own_rows = buffers.logits[:count], buffers.rows[step, :count]
             self._products.apply(self._through_blocks(head, normed), head.output, logits)
-            survey(
-                SampledBatch(logits, None, own_rows, records), self._summaries, None,
-                draws=False, block=BLOCK, column=COLUMN,
-            )  # fmt: skip
-            name_drafts(self._summaries, self._target_ids, own_rows, drafts, step=step)
+            self._names.name(logits, own_rows, drafts, step)
         if width - 1 > self.most:  # of what another step left there
             drafts[:, self.most : width - 1].fill_(NO_DRAFT)
 

@@ -5,6 +5,7 @@ number back, so that all can be captured in a graph."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -12,7 +13,6 @@ import torch
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.kernels.embedding import Places, Positions, gather, gather_places
 from twostroke.backends.cuda.kernels.norms import rms_norm
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.state_items import Lengths
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.layer_inputs import InputPath
@@ -20,7 +20,7 @@ from twostroke.backends.cuda.layer_weights import LayerWeights, MixWeights
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.mixers import Kernels, mixers_of, windows_of
 from twostroke.backends.cuda.mlp_path import MlpPath
-from twostroke.backends.cuda.passes import Decodes, Follow, Pass, TokenArrays
+from twostroke.backends.cuda.passes import Follow, Pass, TokenArrays
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.ranks import CardRanks
 from twostroke.backends.cuda.recurrent import RecurrentPath
@@ -122,21 +122,15 @@ class Decoder:
         return Stream(self._buffers.residual[:num_rows], self._buffers.normed[:num_rows])
 
     def forward(
-        self,
-        tokens: TokenArrays,
-        decodes: Decodes,
-        prefill: PrefillWork | None,
-        *,
-        layers: Sequence[int] | None = None,
-        wanted: torch.Tensor | None = None,
+        self, work: Pass, *, layers: Sequence[int] | None = None, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute every token and write its keys and values, in these layers: all (None), or `distinct_layers` for a
         run that need only meet every kernel. Returns the residual stream # [num_tokens, hidden], or of the tokens
         `wanted` alone (int32 indices): the last layer then goes on with those, once all keys are written."""
-        weights, stream = self.weights, self._stream(len(tokens))
+        weights, tokens, stream = self.weights, work.tokens, self._stream(len(work.tokens))
         scale = self._spec.embedding_scale
         positions = None
-        if decodes.slots:  # which know where they stand by their rows
+        if work.decodes.slots:  # which know where they stand by their rows
             positions = Positions(tokens.positions, self._rows.sampling.records, self._buffers.positions[: len(tokens)])
             tokens = TokenArrays(tokens.token_ids, tokens.rows, positions.found)
         ids = (tokens.token_ids, tokens.rows, self._rows.last_tokens)
@@ -146,18 +140,13 @@ class Decoder:
             self._gather_places(weights.places, tokens, stream.residual)
         if self._inputs is not None:
             self._inputs.begin(stream.residual, ids)
-        return self.go_through(tokens, decodes, prefill, layers=layers, wanted=wanted)
+        return self.go_through(replace(work, tokens=tokens), layers=layers, wanted=wanted)
 
     def go_through(
-        self,
-        tokens: TokenArrays,
-        decodes: Decodes,
-        prefill: PrefillWork | None,
-        *,
-        layers: Sequence[int] | None = None,
-        wanted: torch.Tensor | None = None,
+        self, work: Pass, *, layers: Sequence[int] | None = None, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The same of tokens that have entered the residual stream, and whose positions are known."""
+        tokens, decodes, prefill = work.tokens, work.decodes, work.prefill
         stream = self._stream(len(tokens))
         places, states = tokens.positions[: decodes.slots], None if prefill is None else prefill.states
         if decodes.slots:
@@ -167,9 +156,9 @@ class Decoder:
             own_rows = tokens.rows[: decodes.slots]
             self.recurrent.begin(own_rows, places, decodes.count, states, width=decodes.width)
         self._tap(-1, stream)
-        residual = self._through_layers(tokens, stream, decodes, prefill, layers, wanted)
+        residual = self._through_layers(work, stream, layers, wanted)
         if self._follow is not None:
-            self._follow(Pass(tokens, decodes, prefill), self._side_by_side[: len(tokens)])
+            self._follow(work, self._side_by_side[: len(tokens)])
         return residual
 
     def _gather_places(self, places: Places, tokens: TokenArrays, out: torch.Tensor) -> None:
@@ -181,13 +170,7 @@ class Decoder:
         gather_places(self.weights.embedding, places, *ids, seconds, out, first_place=first, eps=eps)
 
     def _through_layers(
-        self,
-        tokens: TokenArrays,
-        stream: Stream,
-        decodes: Decodes,
-        prefill: PrefillWork | None,
-        layers: Sequence[int] | None,
-        wanted: torch.Tensor | None,
+        self, work: Pass, stream: Stream, layers: Sequence[int] | None, wanted: torch.Tensor | None
     ) -> torch.Tensor:
         weights, last = self.weights, self._spec.num_layers - 1
         selected = None if last in self._taps else wanted  # what is tapped is tapped of every token
@@ -199,7 +182,7 @@ class Decoder:
             is_all = own is not None and len(own) == 0
             mixed = None
             if layer.mix is not None:
-                mixed = self._mix(index, layer, layer.mix, stream, tokens, decodes, prefill, leaves_keys=is_all)
+                mixed = self._mix(index, layer, layer.mix, stream, work, leaves_keys=is_all)
             if is_all:
                 return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
             if own is not None:
@@ -274,18 +257,16 @@ class Decoder:
         layer: LayerWeights,
         mix: MixWeights,
         stream: Stream,
-        tokens: TokenArrays,
-        decodes: Decodes,
-        prefill: PrefillWork | None,
+        work: Pass,
         *,
         leaves_keys: bool,
     ) -> torch.Tensor:
         """What tokens make of each other, each phase by its own path  # [num_tokens, what `o` reads]. `leaves_keys`:
         what is left for later tokens is all that is wanted."""
-        number, buffers = len(tokens), self._buffers
+        tokens, decodes, number, buffers = work.tokens, work.decodes, len(work.tokens), self._buffers
         out = buffers.attention_of(number, mix.o.product.width)
         if mix.recurrent is not None:
-            self._recur(index, layer, mix, stream, decodes, prefill, out)
+            self._recur(index, layer, mix, stream, work, out)
             return out
         qkv = buffers.qkv_of(number, mix.qkv.product.outputs)
         self._products.multiply(stream, layer.attention_norm, mix.qkv, qkv)
@@ -295,22 +276,16 @@ class Decoder:
         if slots := decodes.slots:
             rows, positions = tokens.rows[:slots], tokens.positions[:slots]
             self._mixers.decode(index, mix, queries[:slots], positions, rows, out[:slots], decodes.width)
-        if prefill is not None:
-            self._mixers.prefill(index, mix, queries, prefill, out)
+        if work.prefill is not None:
+            self._mixers.prefill(index, mix, queries, work.prefill, out)
         self._mixers.gate(index, qkv, out)
         return out
 
     def _recur(
-        self,
-        index: int,
-        layer: LayerWeights,
-        mix: MixWeights,
-        stream: Stream,
-        decodes: Decodes,
-        prefill: PrefillWork | None,
-        out: torch.Tensor,
+        self, index: int, layer: LayerWeights, mix: MixWeights, stream: Stream, work: Pass, out: torch.Tensor
     ) -> None:
-        path, number, is_drafted = self.recurrent, len(out), decodes.width > 1
+        path, decodes, number = self.recurrent, work.decodes, len(out)
+        is_drafted = decodes.width > 1
         assert path is not None
         projected = self._buffers.qkv_of(number, mix.qkv.product.outputs)
         if is_drafted:
@@ -318,7 +293,7 @@ class Decoder:
         self._products.multiply(stream, layer.attention_norm, mix.qkv, projected)
         if decodes.slots:
             path.decode(index, mix, projected[: decodes.slots], out[: decodes.slots], is_drafted=is_drafted)
-        if prefill is not None:
+        if work.prefill is not None:
             path.prefill(index, mix, projected, out)
 
     def settle_states(

@@ -9,30 +9,18 @@ from dataclasses import replace
 from math import prod
 
 import torch
-import triton
 
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
 from twostroke.backends.cuda.draft_blocks import HeadBlocks
 from twostroke.backends.cuda.draft_clock import DraftClock
 from twostroke.backends.cuda.draft_model import CompanionRows
+from twostroke.backends.cuda.draft_names import DraftNames
 from twostroke.backends.cuda.drafting import MAX_DRAFTS
-from twostroke.backends.cuda.kernels.head_states import (
-    KEPT,
-    InputNorms,
-    StateStore,
-    begin_chain,
-    go_on,
-    keep_states,
-    name_drafts,
-    read_inputs,
-)
+from twostroke.backends.cuda.kernels.head_states import KEPT, InputNorms, StateStore
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.kernels.sampling import survey
-from twostroke.backends.cuda.kernels.sampling_filters import Summaries
-from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.layer_matrices import ModelMatrix, layer_matrices
@@ -43,7 +31,7 @@ from twostroke.backends.cuda.model_matrices import has_copy
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.products import Products
-from twostroke.backends.cuda.sampling import BLOCK, COLUMN
+from twostroke.backends.cuda.state_chain import StateChain
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader, Weights
 from twostroke.backends.host.paged_layer import FIRST_SLOT
@@ -113,7 +101,7 @@ class MtpDrafter:
         assert isinstance(head, MtpHead) and target.final_norm is not None
         spec, device, dtype = block_spec(head.spec), like.device, like.dtype
         self.source, self.taps, self.max_context = head.source, (len(target.layers) - 1,), max_context
-        self._eps, self._block_eps, self._page = norm_eps, spec.norm_eps, layout.block_size
+        self._eps, self._block_eps = norm_eps, spec.norm_eps
         self._rows, self._target_norm = parts.rows, target.final_norm
         self._loader = WeightLoader(_in_layer(companion.checkpoint, head, spec), device, dtype)
         self._place_weights(head.spec, spec, target, choices if has_copies and dtype == torch.bfloat16 else None)
@@ -128,7 +116,7 @@ class MtpDrafter:
             spec,
             self._weights,
             kv,
-            (_kernels_of(spec, self._page, dtype, device, num_rows),),
+            (_kernels_of(spec, layout.block_size, dtype, device, num_rows),),
             shared,
             rows,
             max_context,
@@ -137,12 +125,16 @@ class MtpDrafter:
         )
         num_blocks = layout.groups[layout.places_of(companion.number)[0]].num_blocks + 1  # the last takes padding's
         page_ends = like.new_zeros(num_blocks, spec.hidden_size)
-        self._states = StateStore(own.kept, page_ends, rows.tables[0])
         self.blocks = HeadBlocks((*kv.parts[0], page_ends))
-        self._norms = InputNorms(target.embedding, self._place("embedding_norm"), self._place("hidden_norm"))
+        self._chain = StateChain(
+            InputNorms(target.embedding, self._place("embedding_norm"), self._place("hidden_norm")),
+            StateStore(own.kept, page_ends, rows.tables[0]),
+            parts.rows,
+            page=layout.block_size,
+            eps=spec.norm_eps,
+        )
         self._nothing = torch.zeros(0, dtype=torch.int32, device=device)
-        self._target_ids = torch.arange(spec.vocab_size, dtype=torch.int32, device=device)
-        self._summaries = Summaries.allocate(num_rows, triton.cdiv(spec.vocab_size, BLOCK), device)
+        self._names = DraftNames(parts.rows, torch.arange(spec.vocab_size, dtype=torch.int32, device=device))
         self._clock = DraftClock(parts.graphs)
 
     def _place(self, name: str) -> torch.Tensor:
@@ -183,36 +175,26 @@ class MtpDrafter:
         tokens, count, buffers = done.tokens, len(done.tokens), self._buffers
         joined, inputs = buffers.joined[:count], buffers.inputs[:count]
         rms_norm(taps, self._target_norm, joined, eps=self._eps)
-        rows, positions = tokens.rows, tokens.positions
-        read_inputs(
-            self._norms, self._states, tokens.token_ids, rows, positions, self._rows.last_tokens, joined, inputs,
-            page=self._page, eps=self._block_eps,
-        )  # fmt: skip
+        self._chain.read(tokens, joined, inputs)
         self._products.apply(inputs, self._fc, buffers.residual[:count])
-        self._decoder.go_through(tokens, Decodes(0), None, wanted=self._nothing)
-        keep_states(self._states, rows, positions, joined, page=self._page)
+        self._decoder.go_through(Pass(tokens, Decodes(0)), wanted=self._nothing)
+        self._chain.keep(tokens, joined)
 
     def draft(self, rows: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
         """The likeliest token after another, each beside the block's own state of the one before it."""
-        buffers, records, count, eps = self._buffers, self._rows.sampling.records, len(rows) // width, self._block_eps
+        buffers, count = self._buffers, len(rows) // width
         inputs, residual, state = buffers.inputs[:count], buffers.residual[:count], buffers.state[:count]
-        last_tokens = self._rows.last_tokens
         for step in range(width - 1):
             own_rows, positions = buffers.rows[step, :count], buffers.positions[step, :count]
             if step == 0:
-                begin_chain(
-                    self._norms, self._states, records, last_tokens, rows, buffers.rows, buffers.positions, inputs,
-                    residual, steps=width - 1, normed_residual=False, eps=eps,
-                )  # fmt: skip
+                self._chain.begin(rows, buffers.rows, buffers.positions, inputs, residual, steps=width - 1)
             else:
-                go_on(self._norms, drafts, own_rows, state, inputs, residual, step=step, normed_residual=False, eps=eps)
+                self._chain.go_on(drafts, own_rows, state, inputs, residual, step=step)
             self._products.apply(inputs, self._fc, residual)
-            found = self._decoder.go_through(TokenArrays(own_rows, own_rows, positions), Decodes(count), None)
+            found = self._decoder.go_through(Pass(TokenArrays(own_rows, own_rows, positions), Decodes(count)))
             logits = self._decoder.logits(found)
-            rms_norm(found, self._norm, state, eps=eps)
-            batch = SampledBatch(logits, None, own_rows, records)
-            survey(batch, self._summaries, None, draws=False, block=BLOCK, column=COLUMN)
-            name_drafts(self._summaries, self._target_ids, own_rows, drafts, step=step)
+            rms_norm(found, self._norm, state, eps=self._block_eps)
+            self._names.name(logits, own_rows, drafts, step)
 
 
 def _in_layer(checkpoint: Checkpoint, head: MtpHead, spec: ModelSpec) -> Checkpoint:

@@ -34,11 +34,11 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """What a pass computes: all tokens, with their positions found."""
+    """What a pass computes. Whoever follows a pass is told of it with all positions found."""
 
     tokens: TokenArrays
     decodes: Decodes
-    prefill: PrefillWork | None
+    prefill: PrefillWork | None = None
 
 
 Follow = Callable[[Pass, torch.Tensor], None]

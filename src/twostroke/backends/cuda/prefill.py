@@ -23,7 +23,7 @@ from twostroke.backends.cuda.latent import LatentKernels
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.mixers import Kernels
 from twostroke.backends.cuda.parts import PLAIN, Parts
-from twostroke.backends.cuda.passes import Decodes, TokenArrays
+from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.results import PromptLogprobReader, sampling_ids
 from twostroke.core.step import Step
 
@@ -180,7 +180,7 @@ class PrefillPath:
     ) -> torch.Tensor:
         """`layers`: only these; None: all."""
         parts, decodes = self._parts, Decodes(staged.decode_slots, staged.num_decodes)
-        return parts.decoder.forward(staged.tokens, decodes, staged.work, layers=layers, wanted=wanted)
+        return parts.decoder.forward(Pass(staged.tokens, decodes, staged.work), layers=layers, wanted=wanted)
 
     def _run(self, staged: StagedBatch, layers: Sequence[int] | None = None) -> None:
         """Up to the logits."""

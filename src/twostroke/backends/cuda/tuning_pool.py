@@ -19,7 +19,8 @@ from twostroke.backends.cuda.layer_matrices import head_of, inputs_of, layer_mat
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
 from twostroke.backends.cuda.model_matrices import numbers_of_room
 from twostroke.backends.cuda.moe import MoeScratch
-from twostroke.backends.cuda.products import ProductScratch, card_of
+from twostroke.backends.cuda.product_launches import ProductScratch
+from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.models.spec import ModelSpec, MoeSpec
 

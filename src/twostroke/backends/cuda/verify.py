@@ -20,7 +20,7 @@ from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.guarded_drafter import GuardedDrafter
 from twostroke.backends.cuda.kernels.drafts import Lines, accept_drafts, begin_drafts
 from twostroke.backends.cuda.parts import PLAIN, Parts
-from twostroke.backends.cuda.passes import Decodes, TokenArrays
+from twostroke.backends.cuda.passes import Decodes, Pass, TokenArrays
 from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.core.step import Step
@@ -233,7 +233,7 @@ class VerifyPath:
         if count > LIGHT_ROWS:
             parts.buffers.clear_padding(count)
         tokens = TokenArrays(self._entered[:count], rows, places)
-        residual = parts.decoder.forward(tokens, Decodes(count, width=width), None, layers=layers)
+        residual = parts.decoder.forward(Pass(tokens, Decodes(count, width=width)), layers=layers)
         parts.decoder.logits(residual)
 
     def _make(self, bucket: int, width: int) -> None:

@@ -41,19 +41,3 @@ def _listed(text: str) -> Iterator[int]:
         if run:
             first, _, last = run.partition("-")
             yield from range(int(first), int(last or first) + 1)
-
-
-@contextlib.contextmanager
-def on_cores(cores: frozenset[int] | None) -> Iterator[None]:
-    """The calling thread on these, and threads that it starts meanwhile for good; afterwards where it was before."""
-    before: set[int] | None = None
-    if cores is not None:
-        with contextlib.suppress(OSError):
-            before = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        if before is not None:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, before)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from twostroke import backends
+from twostroke.backends.host.cores import on_cores
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.interface import (
     Backend,
@@ -22,7 +23,7 @@ from twostroke.backends.interface import (
 )
 from twostroke.backends.sharded.lines import Line
 from twostroke.backends.sharded.meeting import Meeting, RelayMeeting, SharedMeeting
-from twostroke.backends.sharded.rank_cores import on_cores, rank_cores
+from twostroke.backends.sharded.rank_cores import rank_cores
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.models.checkpoint import Checkpoint, FileTensors

@@ -19,7 +19,6 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from twostroke.core.errors import BackendError
 from twostroke.kv.prefix_index import PrefixNode
 from twostroke.kv.tiers import segment
 from twostroke.kv.tiers.files import (
@@ -29,7 +28,7 @@ from twostroke.kv.tiers.files import (
     Segment,
     abandoned_files,
     modified,
-    read_or_make_key,
+    open_folder,
     segment_files,
     segment_sizes,
     size,
@@ -37,7 +36,6 @@ from twostroke.kv.tiers.files import (
 )
 from twostroke.kv.tiers.segment import DamagedSegmentError
 
-KEY_NAME = "key"
 SEGMENT_BYTES = 256 << 20
 LEAST_SEGMENTS = 8
 """That the space is cut into, so that making room takes no large part of it away."""
@@ -62,20 +60,16 @@ class DiskTier:
         """Of each file that is not our own now, up to where its records are known, and its size then."""
         self._reading = threading.Lock()
         """Held by whoever reads heads of records: one at a time."""
+        self._stops_reading = False
+        """Somebody waits for that lock, to forget all."""
+        self._cleared_to: dict[Path, int] = {}
+        """Of files that another process wrote to when all was forgotten, up to where nothing is believed."""
         self._own: Segment | None = None
         self._descriptor = -1
         self._paused_until_s = 0.0
         self.used_bytes = 0
         """Of all files in the folder, as last looked at."""
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            self.key = read_or_make_key(folder / KEY_NAME)
-        except OSError as error:
-            raise BackendError(
-                f"the folder for KV on disk, {folder}, cannot be used ({error.strerror or error}): choose another "
-                "(--kv-disk)"
-            ) from error
+        self.key = open_folder(folder)
         for path in abandoned_files(self._folder):
             self._remove(path)
         self._unread = sorted(segment_files(self._folder), key=modified, reverse=True)
@@ -93,7 +87,7 @@ class DiskTier:
         """Enter what earlier processes left, the latest first, until it is all read, or that moment."""
         while True:
             with self._lock:
-                if not self._unread or (until_s is not None and time.monotonic() > until_s):
+                if not self._unread or self._stops_reading or (until_s is not None and time.monotonic() > until_s):
                     return
                 path = self._unread.pop(0)
             with self._reading:
@@ -114,15 +108,15 @@ class DiskTier:
             for path, num_bytes in sizes.items():
                 if path == own or path in unread or self._read_to.get(path, (0, -1))[1] == num_bytes:
                     continue
-                if time.monotonic() > until_s:
+                if self._stops_reading or time.monotonic() > until_s:
                     break
                 self._enter(path)
             return len(self) - before
         finally:
             self._reading.release()
 
-    def _enter(self, path: Path, *, believes: bool = True) -> None:
-        """Read the heads of a file's records from where they are not known; `believes`: else they are passed by."""
+    def _enter(self, path: Path) -> None:
+        """Read the heads of a file's records from where they are not known."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -135,11 +129,16 @@ class DiskTier:
                 return
             start, _ = self._read_to.get(path, (segment.first_offset(identity), 0))
             entered = Segment(path, tag, num_bytes)
-            records, end = segment.scan(descriptor, self.key, tag, self._block_size, start)
+            scanned = segment.scan(descriptor, self.key, tag, self._block_size, start, lambda: self._stops_reading)
+            if scanned is None:
+                return
+            records, end = scanned
             with self._lock:
                 self._read_to[path] = (end, num_bytes)
-                for record in records if believes else ():
-                    self._records.setdefault((record.name, record.group), Found(entered, record))
+                cleared_to = self._cleared_to.get(path, 0)
+                for record in records:
+                    if record.offset >= cleared_to:
+                        self._records.setdefault((record.name, record.group), Found(entered, record))
             if end == segment.first_offset(identity):
                 self._remove(path)  # nothing in it can be used
         except DamagedSegmentError:
@@ -329,20 +328,26 @@ class DiskTier:
         with self._lock:
             for path in gone:
                 self._read_to.pop(path, None)
+                self._cleared_to.pop(path, None)
             for name in [name for name, found in self._records.items() if found.segment.path in gone]:
                 del self._records[name]
+
+    def stop_reading(self) -> None:
+        """Whoever reads what lies in the folder gives up, until it is cleared: that would take long."""
+        self._stops_reading = True
 
     def clear(self) -> None:
         """Remove every block that no other process is writing beside, and forget all. Of files that stay, what is
         written later alone is found."""
+        self.stop_reading()
         with self._reading, self._lock:
+            self._stops_reading = False
             self._seal()
             self._unread.clear()
-            for path in segment_files(self._folder):
-                if not self._remove(path):
-                    self._enter(path, believes=False)
+            kept = [path for path in segment_files(self._folder) if not self._remove(path)]
+            self._cleared_to = {path: size(path) for path in kept}
             self._records.clear()
-            self.used_bytes = sum(map(size, segment_files(self._folder)))
+            self.used_bytes = sum(self._cleared_to.values())
 
     def close(self) -> None:
         with self._lock:

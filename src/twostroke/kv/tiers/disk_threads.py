@@ -153,8 +153,10 @@ class DiskThreads:
             self._news.clear()
 
     def clear(self) -> None:
-        """Remove what is on disk, and what is on its way there."""
+        """Remove what is on disk, and what is on its way there. The scheduler waits for it: not for a look at all that
+        a folder holds, by a thread that gives way to everybody."""
         self._generation += 1
+        self._disk.stop_reading()
         self._writer.submit(self._disk.clear).result()
 
     def flush(self, timeout_s: float) -> bool:
@@ -165,6 +167,7 @@ class DiskThreads:
         return False
 
     def close(self) -> None:
+        self._disk.stop_reading()
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True, cancel_futures=True)
         self._disk.close()

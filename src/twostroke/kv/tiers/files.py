@@ -1,21 +1,32 @@
-"""The files of the disk tier: which one a block lies in, the folder's key, and writing that notices a full disk."""
+"""The files of the disk tier: whether a folder may be used, the key in it, which file a block lies in, and writing that
+notices a full disk."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import re
 import secrets
+import stat
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.core.errors import BackendError
 from twostroke.kv.prefix_index import KEY_BYTES
 from twostroke.kv.tiers.segment import Record
 
+KEY_NAME = "key"
 SUFFIX = ".kvsegment"
 ABANDONED_AFTER_S = 3600.0
+_BEGUN = re.compile(r"\.(begun|key)-[a-z0-9_]{8}")
+"""What a process writes before it gives it its name."""
+_OF_A_FILE_SYSTEM = ("lost+found",)
+"""An empty disk has it, too."""
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +72,45 @@ class OpenFiles:
         self._descriptors.clear()
 
 
-def read_or_make_key(path: Path) -> bytes:
+def open_folder(folder: Path) -> bytes:
+    """Make the folder unless it is there, and return its key. A folder that holds a user's own files is refused, and
+    nothing in it changes. Raises BackendError."""
+    try:
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+            folder.chmod(0o700)  # whatever the process's mask says
+        except FileExistsError:
+            _refuse_foreign(folder)
+        return _read_or_make_key(folder / KEY_NAME)
+    except OSError as error:
+        raise BackendError(
+            f"the folder for KV on disk, {folder}, cannot be used ({error.strerror or error}): choose another "
+            "(--kv-disk)"
+        ) from error
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A key of the right length, or a segment, says that an engine made the rest. So does an empty folder."""
+    names = {entry.name for entry in folder.iterdir()}
+    key = folder / KEY_NAME
+    if any(name.endswith(SUFFIX) for name in names) or (key.is_file() and size(key) == KEY_BYTES):
+        return
+    others = sorted(name for name in names if name not in _OF_A_FILE_SYSTEM and not _BEGUN.fullmatch(name))
+    if others:
+        raise BackendError(
+            f"the folder for KV on disk, {folder}, holds other files ({others[0]!r} for one): choose a folder that is "
+            f"empty or not there yet, as {folder / 'kv'} (--kv-disk)"
+        )
+    if folder.stat().st_mode & stat.S_IWOTH:
+        _LOG.warning("every user of this machine may write to %s, and so spoil the KV that is kept there", folder)
+
+
+def _read_or_make_key(path: Path) -> bytes:
     """One key a folder, whoever makes it first: with it blocks are named, and files tagged."""
     with contextlib.suppress(FileNotFoundError):
         if len(key := path.read_bytes()) == KEY_BYTES:
             return key
-        path.unlink()  # cut short: what it named is lost
+        path.unlink()  # cut short, beside segments: what it named is lost
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".key-")  # mode 0600
     try:
         with os.fdopen(handle, "wb") as file:
@@ -120,6 +164,6 @@ def segment_sizes(folder: Path) -> dict[Path, int]:
 def abandoned_files(folder: Path) -> list[Path]:
     """That a process had begun when it was killed."""
     with contextlib.suppress(OSError):
-        begun = [path for path in folder.iterdir() if path.name.startswith((".begun-", ".key-"))]
+        begun = [path for path in folder.iterdir() if _BEGUN.fullmatch(path.name)]
         return [path for path in begun if time.time() - modified(path) / 1e9 > ABANDONED_AFTER_S]
     return []

@@ -15,7 +15,7 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
@@ -126,12 +126,16 @@ def decode(key: bytes, segment_tag: bytes, offset: int, head: bytes) -> tuple[Re
     return record, tuple(tokens), crc
 
 
-def scan(descriptor: int, key: bytes, segment_tag: bytes, block_size: int, offset: int) -> tuple[list[Record], int]:
+def scan(
+    descriptor: int, key: bytes, segment_tag: bytes, block_size: int, offset: int, stops: Callable[[], bool]
+) -> tuple[list[Record], int] | None:
     """The records of a file from an offset up to its end, or to the first that does not check or is not whole yet, and
-    where that is. Payloads are not looked at."""
+    where that is; None: it was to stop. Payloads are not looked at."""
     records, size = list[Record](), os.fstat(descriptor).st_size
     head_bytes = _RECORD.size + block_size * _TOKEN_BYTES + TAG_BYTES
     while offset < size:
+        if stops():
+            return None
         try:
             record, _, _ = decode(key, segment_tag, offset, os.pread(descriptor, head_bytes, offset))
         except DamagedSegmentError:

@@ -46,6 +46,7 @@ def read(fields: Fields) -> Quantisation:
     ignore = settings.checked(fields, "exclude_modules", NameList(entries, Matching.SEGMENTS))
     is_mixed = fields.text("quant_algo") == "MIXED_PRECISION"
     rules = _mixed(fields) if is_mixed else (Rule(None, _scheme(fields, "quant_algo")),)
+    _compare_groups(fields, rules)
     open_roles = frozenset({Role.ROUTER, Role.HEAD})
     return Quantisation("modelopt", fields.source, rules, ignore, open_roles, kv=_kv(fields))
 
@@ -71,6 +72,27 @@ def _mixed(fields: Fields) -> tuple[Rule, ...]:
     for name, value in layers.values.items():
         by_scheme.setdefault(_scheme(settings.section(layers, name, value), "quant_algo"), []).append(name)
     return tuple(Rule(NameList(tuple(names), Matching.EXACT), scheme) for scheme, names in by_scheme.items())
+
+
+def _compare_groups(fields: Fields, rules: tuple[Rule, ...]) -> None:
+    """What config_groups says once more, in the words of compressed-tensors, has to be what quant_algo says."""
+    groups = fields.section("config_groups")
+    schemes = [rule.scheme for rule in rules if rule.scheme is not None]
+    for name, value in groups.values.items() if groups is not None else ():
+        assert groups is not None
+        weights = settings.section(groups, name, value).section("weights")
+        if weights is not None and not any(_agrees(weights, scheme) for scheme in schemes):
+            algorithm = shown(fields.get("quant_algo"))
+            raise groups.error(name[:60], f"has weights in another form than quant_algo, which is {algorithm}")
+
+
+def _agrees(weights: Fields, scheme: MatrixScheme) -> bool:
+    """In all that a group says; it may leave things open. The group size of a scheme in blocks may be either side."""
+    strategies = ("group", "tensor_group") if scheme.strategy is Strategy.GROUP else (scheme.strategy.value,)
+    allowed: dict[str, tuple[object, ...]] = {"num_bits": (scheme.bits,), "type": ("float",), "strategy": strategies}
+    if scheme.strategy is not Strategy.BLOCK:
+        allowed["group_size"] = (-1 if scheme.group_size is None else scheme.group_size,)
+    return all(weights.get(name) in (None, *values) for name, values in allowed.items())
 
 
 def _kv(fields: Fields) -> KVScheme | None:

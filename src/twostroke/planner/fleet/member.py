@@ -106,7 +106,7 @@ class FleetReplica(Replica):
                 has_room = ledger.reserve(carrier, end) is not None
                 if not has_room:
                     break
-                carrier.num_computed = end
+                carrier.num_computed = end  # by another engine; no scheduler knows the carrier
                 if ledger.states is not None and end == num_tokens:
                     tuple(ledger.states.of_chunk(carrier, end))  # its states came along: they are kept like a snapshot
                 ledger.commit(carrier)

@@ -6,39 +6,21 @@ from __future__ import annotations
 
 import json
 
+from twostroke.text.tool_parsers.argument_scanner import ArgumentScanner
 from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE
 
 QUOTE = '<|"|>'
 _WORDS = {"none": "null", "true": "true", "false": "false", "null": "null"}
 
 
-class GemmaScanner:
+class GemmaScanner(ArgumentScanner):
     """From behind the first brace of a call's arguments to their end."""
 
     def __init__(self, name: str, quote: str = QUOTE) -> None:
-        self.name: str | None = name
+        super().__init__(name, self._before_key)
         self._quote = quote
-        self.is_done = self.has_failed = False
         self._ends = ["}"]  # of the objects and lists that are open
-        self._state = self._before_key
-        self._held = ""
-        self._arguments = ["{"]
-
-    @property
-    def has_arguments(self) -> bool:
-        return bool(self._arguments)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.is_done
-
-    def take_arguments(self) -> str:
-        text = "".join(self._arguments)
-        self._arguments.clear()
-        return text
-
-    def push(self, character: str) -> None:
-        self._state(character)
+        self._arguments.append("{")
 
     def _before_key(self, character: str) -> None:
         if character == "}":

@@ -8,6 +8,7 @@ import json
 from contextlib import suppress
 from typing import NamedTuple
 
+from twostroke.text.tool_parsers.argument_scanner import ArgumentScanner
 from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE
 
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
@@ -29,33 +30,13 @@ _CALL, _DICT = _Open(")", "}", has_names=True), _Open("}", "}", has_keys=True)
 _LISTS = {"[": _Open("]", "]"), "(": _Open(")", "]")}
 
 
-class PythonScanner:
+class PythonScanner(ArgumentScanner):
     def __init__(self, name: str) -> None:
-        self.name: str | None = name
-        self.is_done = self.has_failed = False
+        super().__init__(name, self._before_entry)
         self._open = [_CALL]
-        self._state = self._before_entry
-        self._held = ""
         self._quote = ""  # of the string that is read; three where it may have more lines
         self._is_key = self._is_empty = False
         self._num_values = 0
-        self._arguments: list[str] = []
-
-    @property
-    def has_arguments(self) -> bool:
-        return bool(self._arguments)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.is_done
-
-    def take_arguments(self) -> str:
-        text = "".join(self._arguments)
-        self._arguments.clear()
-        return text
-
-    def push(self, character: str) -> None:
-        self._state(character)
 
     def _before_entry(self, character: str) -> None:
         """Where a name, a key or a value may begin, or the end come."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from twostroke.text.grammar import lark_text
 from twostroke.text.tool_parsers import python_arguments
+from twostroke.text.tool_parsers.argument_scanner import ArgumentScanner
 from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE
 from twostroke.text.tool_parsers.json_rule import json_rule, pattern_rule
 
@@ -65,35 +66,13 @@ def _spaced(marker: str) -> str:
     return re.escape(marker).replace("\\\n", "").replace("\\ ", r"\s+").replace("><", r">\s*<")
 
 
-class XmlScanner:
-    """From behind the name of a call to its end."""
-
+class XmlScanner(ArgumentScanner):
     def __init__(self, name: str, schema: Schema | None, tags: Tags) -> None:
-        self.name: str | None = name
-        self.is_done = self.has_failed = False
+        super().__init__(name, self._between)
         self._tags = tags
         self._properties = _properties(schema or {})
-        self._state = self._between
-        self._held = ""
         self._types: frozenset[str] = frozenset()
         self._num_values = 0
-        self._arguments: list[str] = []
-
-    @property
-    def has_arguments(self) -> bool:
-        return bool(self._arguments)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.is_done
-
-    def take_arguments(self) -> str:
-        text = "".join(self._arguments)
-        self._arguments.clear()
-        return text
-
-    def push(self, character: str) -> None:
-        self._state(character)
 
     def _between(self, character: str) -> None:
         """Where a tag may begin, and inside it."""

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.kernels import row_forms
+from twostroke.backends.cuda.kernels.bit_fields import join_bits, part_bits
 from twostroke.backends.cuda.kernels.block_rounding import rounded_in_blocks
 from twostroke.backends.cuda.kernels.eight_bits import E4M3, LARGEST, LEAST_SCALE
 from twostroke.backends.cuda.kernels.four_bits import quantised_by_groups
@@ -92,9 +93,9 @@ class ExpertMatrix:
     def put(self, first: int, numbers: torch.Tensor, scales: torch.Tensor, **others: torch.Tensor | None) -> None:
         """Some rows of all experts' from `first` on. numbers: uint8 [rows, width]; `others`: offsets and tops."""
         form, rows = self.form, slice(first, first + len(numbers))
-        self.data.flatten(0, 1)[rows] = _joined(numbers & (1 << form.low_bits) - 1, form.low_bits)
+        self.data.flatten(0, 1)[rows] = join_bits(numbers & (1 << form.low_bits) - 1, form.low_bits)
         if self.highs is not None:
-            self.highs.flatten(0, 1)[rows] = _joined(numbers >> form.low_bits, form.high_bits)
+            self.highs.flatten(0, 1)[rows] = join_bits(numbers >> form.low_bits, form.high_bits)
         self.scales.flatten(0, 1)[rows] = scales
         for place, values in ((self.offsets, others.get("offsets")), (self.tops, others.get("tops"))):
             if place is not None:
@@ -139,9 +140,9 @@ class ExpertMatrix:
     def dequantised(self) -> torch.Tensor:
         """float32 [experts, rows, width], as bfloat16 has them"""
         form = self.form
-        numbers = _parted(self.data, form.low_bits)
+        numbers = part_bits(self.data, form.low_bits)
         if self.highs is not None:
-            numbers = numbers | _parted(self.highs, form.high_bits) << form.low_bits
+            numbers = numbers | part_bits(self.highs, form.high_bits) << form.low_bits
         scales, offsets = self._spread(self.scales, 0), None
         if self.offsets is not None:
             offsets = self._spread(self.offsets, 1)
@@ -180,25 +181,6 @@ class ExpertMatrix:
 def parts_of(weights: torch.Tensor | ExpertMatrix) -> tuple[Parts, RowForm | None]:
     """What kernels are given, and how it lies; None: floats."""
     return (weights.parts, weights.form) if isinstance(weights, ExpertMatrix) else (Parts(weights), None)
-
-
-def _joined(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., n] numbers of this many bits, to bytes, the first lowest."""
-    if bits == 8:
-        return fields
-    parts = fields.unflatten(-1, (-1, 8 // bits))
-    found = parts[..., 0].clone()
-    for index in range(1, 8 // bits):
-        found |= parts[..., index] << index * bits
-    return found
-
-
-def _parted(data: torch.Tensor, bits: int) -> torch.Tensor:
-    """The way back."""
-    if bits == 8:
-        return data
-    fields = [data >> index * bits & (1 << bits) - 1 for index in range(8 // bits)]
-    return torch.stack(fields, dim=-1).flatten(-2)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from torch.nn import functional
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.float8_levels import store_level
 from twostroke.backends.cuda.kernels.packed_format import LOW_BIT_DEPTH, UNIT_ROWS, Code, units_of
+from twostroke.backends.cuda.kernels.unit_matrix import UnitMatrix
 from twostroke.backends.cuda.kernels.unit_order import from_units, to_units
 
 ZERO: Final = 8
@@ -32,13 +33,7 @@ BF16: Final = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FourBitMatrix:
-    data: torch.Tensor  # uint8 [units, rounds, code.unit_bytes]
-    code: Code
-    rows: int
-    width: int
-    is_gated: bool  # rows are those of a gate and of an up matrix, in turns of eight
-
+class FourBitMatrix(UnitMatrix):
     @staticmethod
     def empty(
         shape: tuple[int, ...], code: Code, device: torch.device | str, *, is_gated: bool = False
@@ -46,22 +41,6 @@ class FourBitMatrix:
         rows, width = shape
         size = (units_of(rows), code.rounds(width), code.unit_bytes)
         return FourBitMatrix(torch.zeros(size, dtype=torch.uint8, device=device), code, rows, width, is_gated)
-
-    @property
-    def factors(self) -> None:
-        return None
-
-    @property
-    def units(self) -> int:
-        return self.data.shape[0]
-
-    @property
-    def rounds(self) -> int:
-        return self.data.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.data.nbytes
 
     def quantise(self, weight: torch.Tensor) -> None:
         """From floats [rows, width]: round to nearest, with the clip of each group that leaves the least error."""

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch.nn import functional
 
 from twostroke.backends.cuda.compile_ahead import launcher
+from twostroke.backends.cuda.kernels.bit_fields import join_bits, part_bits
 from twostroke.backends.cuda.kernels.block_rounding import rounded_in_blocks
 from twostroke.backends.cuda.kernels.eight_bits import E4M3
 from twostroke.backends.cuda.kernels.float8_levels import store_level
@@ -28,6 +29,7 @@ from twostroke.backends.cuda.kernels.packed_format import (
     Grouping,
     units_of,
 )
+from twostroke.backends.cuda.kernels.unit_matrix import UnitMatrix
 from twostroke.backends.cuda.kernels.unit_order import from_units, to_units
 
 BF16: Final = torch.bfloat16
@@ -47,12 +49,7 @@ class GroupValues:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupedMatrix:
-    data: torch.Tensor  # uint8 [units, rounds, code.unit_bytes]
-    code: Code
-    rows: int
-    width: int
-    is_gated: bool  # rows are those of a gate and of an up matrix, in turns of eight
+class GroupedMatrix(UnitMatrix):
     order: torch.Tensor | None = None
     """int64 [width]: whose input each column takes, where groups do not follow one another."""
 
@@ -70,18 +67,6 @@ class GroupedMatrix:
         data = torch.zeros(size, dtype=torch.uint8, device=device)
         order = torch.arange(width, device=device) if has_order else None
         return GroupedMatrix(data, code, rows, width, is_gated, order)
-
-    @property
-    def factors(self) -> None:
-        return None
-
-    @property
-    def units(self) -> int:
-        return self.data.shape[0]
-
-    @property
-    def rounds(self) -> int:
-        return self.data.shape[1]
 
     @property
     def num_bytes(self) -> int:
@@ -119,9 +104,9 @@ class GroupedMatrix:
         for start in range(0, self.units, step):
             part = by_unit[start : start + step].transpose(1, 2).flatten(2)  # [units, rounds, row * input]
             place = self.data[start : start + step]
-            place[..., :LOW_BYTES] = _joined(part[..., lows] & 15, 4)
+            place[..., :LOW_BYTES] = join_bits(part[..., lows] & 15, 4)
             if own.high_bits:
-                place[..., LOW_BYTES : own.number_bytes] = _joined(part[..., highs] >> 4, own.high_bits)
+                place[..., LOW_BYTES : own.number_bytes] = join_bits(part[..., highs] >> 4, own.high_bits)
         self.data[..., own.number_bytes :] = self._scale_bytes(values)
 
     def draw(self) -> None:
@@ -167,9 +152,9 @@ class GroupedMatrix:
         """[rows, width], of weights as bfloat16 has them; inputs as they are counted outside."""
         own, held = self.grouping, self.code.scales
         lows, highs = _orders(own.high_bits, self.data.device)
-        numbers = _parted(self.data[..., :LOW_BYTES], 4)[..., torch.argsort(lows)]
+        numbers = part_bits(self.data[..., :LOW_BYTES], 4)[..., torch.argsort(lows)]
         if own.high_bits:
-            above = _parted(self.data[..., LOW_BYTES : own.number_bytes], own.high_bits)
+            above = part_bits(self.data[..., LOW_BYTES : own.number_bytes], own.high_bits)
             numbers = numbers | above[..., torch.argsort(highs)] << 4
         if own.table is not None:
             numbers = torch.tensor(TABLES[own.table].entries, device=self.data.device)[numbers.long()]
@@ -226,21 +211,6 @@ def _places(device: torch.device) -> torch.Tensor:
     """Whose values lie first, second and so on, of a unit's rows: two that are eight apart lie together."""
     row = torch.arange(UNIT_ROWS, device=device)
     return torch.argsort(row // 16 * 16 + row % 8 * 2 + row // 8 % 2)
-
-
-def _joined(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., n] numbers of this many bits, to bytes, the first lowest."""
-    parts = fields.unflatten(-1, (-1, 8 // bits))
-    found = parts[..., 0].clone()
-    for index in range(1, 8 // bits):
-        found |= parts[..., index] << index * bits
-    return found
-
-
-def _parted(data: torch.Tensor, bits: int) -> torch.Tensor:
-    """The way back."""
-    fields = [data >> index * bits & (1 << bits) - 1 for index in range(8 // bits)]
-    return torch.stack(fields, dim=-1).flatten(-2)
 
 
 def dequantise_grouped_into(weight: GroupedMatrix, out: torch.Tensor, experts: int = 1) -> None:
