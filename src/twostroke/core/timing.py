@@ -84,8 +84,6 @@ class SequenceTiming:
     """When its first prefill chunk was launched."""
     token_times_s: list[float] = field(default_factory=list)
     """When the engine learned each output token."""
-    first_came: bool = False
-    """The first of them was drawn by the engine that read the prompt, and came with the request."""
     finished_s: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -120,6 +118,8 @@ class SequenceTiming:
     """Its prompt was left to the engine that will write its answer: nothing was done for it here."""
     handoff: HandoffRecord | None = None
     """Where another engine had read its prompt: what came of that."""
+    first_came: bool = False
+    """Its first token was drawn by that engine, and came with the request."""
     queue: QueueRecord = field(default_factory=QueueRecord)
     prefix: PrefixBreak | None = None
     """None: every full block was found, or nothing was looked for."""
