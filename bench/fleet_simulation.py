@@ -1,7 +1,7 @@
-"""A thousand replicas in two pools, simulated: routing by prefix, replicas that fail, a surge that the policy scales
-for. `python -m bench.fleet_simulation` prints what came of it and how much processor time of one core it took, writes
-bench/results/fleet-thousand.json and draws docs/plots/fleet-replicas.svg and docs/plots/fleet-ttft.svg. The scheduler
-of every replica is the real one."""
+"""A thousand replicas in two pools, simulated: routing by prefix, replicas that fail, and a surge that the policy adds
+more replicas for. `python -m bench.fleet_simulation` prints what came of it and how much processor time of one core it
+took, writes bench/results/fleet-thousand.json and draws docs/plots/fleet-replicas.svg and docs/plots/fleet-ttft.svg.
+The scheduler of every replica is the real one."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from twostroke.planner.trace import Lengths, TraceRequest
 LEVELS = ServiceLevels((ServiceLevel(DEFAULT_LEVEL, ttft_s=3.0, itl_s=0.05),))
 PREFIXES, PREFIX_TOKENS = 2000, 2048
 """Beginnings that prompts share, each as long; the n-th is asked for 1/n as often as the first."""
+PREFILL_SHARE = 5 / 18
+"""Of all replicas."""
 PREFILL, DECODE = "#c2500a", "#0b6fb3"
 BUCKET_S = 5.0
 THIRDS = ("before", "surge", "behind")
@@ -39,22 +41,40 @@ THIRDS = ("before", "surge", "behind")
 
 @dataclass(frozen=True, slots=True)
 class Surge:
-    """A rate that rises by half in the middle."""
+    """A rate that rises by half at once, for the middle third."""
 
     replicas: int = 1000
-    per_replica_per_s: float = 0.5
+    """Those that the fleet begins with, as many as the rate before the surge needs."""
+    ahead: float = 1.0
+    """It begins with so many times these instead, and the load is the same."""
+    per_replica_per_s: float = 0.55
     duration_s: float = 75.0
     surge_factor: float = 1.5
-    failures: int = 10
+    failing_share: float = 0.02
+    """Of the replicas, in all this time."""
     seed: int = 0
 
+    @property
+    def may_have(self) -> int:
+        """Replicas of each pool at most."""
+        return 2 * self.replicas
+
+    @property
+    def pools(self) -> tuple[int, int]:
+        """Replicas that read, and that write, at the beginning."""
+        number = round(self.replicas * self.ahead)
+        prefill = max(1, round(PREFILL_SHARE * number))
+        return prefill, max(1, number - prefill)
+
     def rate_at(self, moment_s: float) -> float:
-        rate = self.replicas * self.per_replica_per_s / self.surge_factor
-        return rate * (self.surge_factor if self.duration_s / 3 <= moment_s < 2 * self.duration_s / 3 else 1.0)
+        return self.replicas * self.per_replica_per_s * self._factor_at(moment_s)
+
+    def _factor_at(self, moment_s: float) -> float:
+        return self.surge_factor if self.duration_s / 3 <= moment_s < 2 * self.duration_s / 3 else 1.0
 
     def trace(self) -> list[TraceRequest]:
         generator = random.Random(self.seed)
-        most = self.replicas * self.per_replica_per_s
+        most = self.replicas * self.per_replica_per_s * self.surge_factor
         weights = [1.0 / (number + 1) for number in range(PREFIXES)]
         own, answers = Lengths(400, 6000), Lengths(200, 800)
         now_s, moments = 0.0, []
@@ -81,7 +101,7 @@ class Surge:
                 generator.choice(("prefill", "decode")),
                 generator.randrange(self.replicas),
             )
-            for _ in range(self.failures)
+            for _ in range(max(1, round(self.failing_share * self.replicas)))
         )
 
 
@@ -93,8 +113,7 @@ def replica(step_factor: float = 1.0) -> ReplicaSpec:
 
 
 def fleet_of(surge: Surge, router: str = "prefix", step_factor: float = 1.0) -> FleetSpec:
-    prefill = max(1, round(0.25 * surge.replicas / surge.surge_factor))
-    decode = max(1, round(0.65 * surge.replicas / surge.surge_factor))
+    prefill, decode = surge.pools
     return FleetSpec(
         replica(step_factor),
         decode,
@@ -114,7 +133,7 @@ def played(
 ) -> FleetReport:
     rules = Rules(start_s=15.0, settle_s=10.0, hold_s=60.0, idle_s=60.0)
     fleet = fleet_of(surge, router, step_factor)
-    return simulate_fleet(fleet, trace, PolicyScaler(Bounds(1, surge.replicas), rules))
+    return simulate_fleet(fleet, trace, PolicyScaler(Bounds(1, surge.may_have), rules))
 
 
 def by_third(surge: Surge, felt: Felt) -> dict[str, dict[str, int]]:
@@ -169,25 +188,31 @@ def pictures(found: dict[str, Any]) -> dict[str, str]:
         for place, name, colour in ((1, "p50", DECODE), (2, "p90", PREFILL), (3, "p99", PREFILL))
     ]
     return {
-        "fleet-replicas.svg": chart("Replicas while a surge passes, ten fail", "second", "replicas", replicas),
+        "fleet-replicas.svg": chart(
+            f"Replicas while a surge passes; {found['failures']} fail", "second", "replicas", replicas
+        ),
         "fleet-ttft.svg": chart("Time to the first token, by arrival", "second", "seconds", times),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--replicas", type=int, default=1000)
+    parser.add_argument("--replicas", type=int, default=1000, help="With which it begins; the load is by these.")
+    parser.add_argument(
+        "--ahead", type=float, default=1.0, help="Begin with so many times these; the load is the same."
+    )
     parser.add_argument("--seconds", type=float, default=75.0)
     parser.add_argument("--router", default="prefix")
     parser.add_argument("--steps", type=float, default=1.0, help="Times the seconds that are predicted of a step.")
     parser.add_argument("--no-files", action="store_true", help="Print alone.")
     asked = parser.parse_args()
-    surge = Surge(replicas=asked.replicas, duration_s=asked.seconds)
+    surge = Surge(replicas=asked.replicas, ahead=asked.ahead, duration_s=asked.seconds)
     trace = surge.trace()
     started_s = time.process_time()
     report = played(surge, trace, asked.router, asked.steps)
     processor_s = time.process_time() - started_s
-    found = {"may_have": surge.replicas, "processor_s": round(processor_s, 1), **record(surge, trace, report)}
+    begins = {"begins_with": sum(surge.pools), "each_pool_may_have": surge.may_have}
+    found = {**begins, "processor_s": round(processor_s, 1), **record(surge, trace, report)}
     for name, value in found.items():
         if not isinstance(value, list):
             print(f"{name:20} {value}")

@@ -59,8 +59,9 @@ class Played:
 
 
 class Bench:
-    def __init__(self, llm: LLM, method: str | None, clock: Callable[[], float]) -> None:
-        self._llm, self._method, self._clock = llm, method, clock
+    def __init__(self, llm: LLM, method: str | None, clock: Callable[[], float], max_drafts: int | None = None) -> None:
+        self._llm, self._clock = llm, clock
+        self._drafted = SpeculationParams(method, max_drafts)
         self._num_requests = 0
 
     def chat(self, text: str, answer: str = "") -> list[int]:
@@ -103,7 +104,7 @@ class Bench:
                 seed=number,
                 max_tokens=one.max_tokens,
                 ignore_eos=True,
-                speculation=SpeculationParams(self._method) if drafts else NO_DRAFTS,
+                speculation=self._drafted if drafts else NO_DRAFTS,
             )
             self._num_requests += 1
             request = replace(self._llm.request(one.prompt, sampling), request_id=f"bench-{self._num_requests}")

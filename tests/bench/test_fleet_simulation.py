@@ -1,15 +1,25 @@
-"""The bench of hundreds of replicas, with a few: what it counts adds up, and its options do what they say."""
+"""The bench of a thousand replicas, with a few: what it counts adds up, and its options do what they say."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.fleet_simulation import LEVELS, THIRDS, Surge, by_third, played, record, replica
+from bench.fleet_simulation import LEVELS, THIRDS, Surge, by_third, fleet_of, played, record, replica
 from twostroke.core.service_level import DEFAULT_LEVEL
 from twostroke.cost.floor import StepWork
 from twostroke.planner.fleet.report import Felt
 
-SURGE = Surge(replicas=12, duration_s=30.0, failures=1)
+SURGE = Surge(replicas=12, duration_s=30.0)
+
+
+def test_it_begins_with_as_many_as_it_says_and_more_of_them_fail_in_a_larger_fleet() -> None:
+    for replicas in (12, 600, 1000):
+        surge = Surge(replicas=replicas)
+        fleet = fleet_of(surge)
+        assert fleet.prefill + fleet.decode == replicas < surge.may_have
+        assert len(fleet.failures) == max(1, replicas // 50)
+    assert sum(Surge(ahead=1.5).pools) == 1500 and Surge(ahead=1.5).trace() == Surge().trace()
+    assert Surge().rate_at(30.0) == 1.5 * Surge().rate_at(20.0) == 1.5 * Surge().rate_at(60.0)
 
 
 def test_who_was_late_is_counted_by_when_it_came() -> None:

@@ -182,9 +182,9 @@ def test_a_model_that_is_not_here_on_the_machine_under_us(
 
 
 def test_a_model_that_no_backend_runs_is_not_planned_on_the_machine_under_us() -> None:
-    config = {**KNOWN_SHAPES["Llama-3.2-1B"].config, "model_type": "gemma"}
-    with pytest.raises(BadRequestError, match="this engine does not run gemma models"):
-        weightless(PlannedModel("gemma", dimensions_from_config(config), "bf16", None, config))
+    config = {**KNOWN_SHAPES["Llama-3.2-1B"].config, "model_type": "phi"}
+    with pytest.raises(BadRequestError, match="this engine does not run phi models"):
+        weightless(PlannedModel("phi", dimensions_from_config(config), "bf16", None, config))
 
 
 def test_a_plot(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from twostroke.cli.app import app
 from twostroke.cluster.deployment_file import DeploymentPlan, parse_deployment
 from twostroke.cluster.keys import FLEET_KEY_VARIABLE
+from twostroke.cluster.machines import Machines
+from twostroke.cluster.replica import ways_of_kv
 from twostroke.cluster.router_client import ROUTER_KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +113,15 @@ def test_the_manifest_names_what_is_there(manifests: dict[str, Any], plan: Deplo
     assert service["ports"][0]["targetPort"] == plan.router_port
     labels = spec["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["labels"]
     assert service["selector"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("pod", ["10.244.3.7", "192.168.17.4", "172.20.0.9", "100.64.1.1", "fd00:10:244::5"])
+def test_a_pod_that_is_added_later_is_a_peer(plan: DeploymentPlan, pod: str) -> None:
+    """Networks that Kubernetes gives its pods. The worker that writes is started when Ray knows one machine."""
+    writer = option_values(["serve", plan.model, *ways_of_kv("10.244.0.2", ("10.244.0.2", *plan.peers))])
+    assert writer["transfer_host"] == "10.244.0.2" and "10.244.0.2" in writer["peer"]
+    peers = Machines(writer["peer"], "--peer")
+    assert pod in peers and "203.0.113.7" not in peers and "2001:db8::1" not in peers
 
 
 def test_ray_is_of_one_version_everywhere(manifests: dict[str, Any]) -> None:

@@ -168,6 +168,7 @@ FILE = """
 model = "smollm2"
 options = ["--max-context", "512"]
 drain_s = 5
+peers = ["10.0.0.0/24", "fd00::/8", "10.7.0.1"]
 [router]
 port = 8100
 [pools.prefill]
@@ -188,9 +189,10 @@ def test_a_fleet_s_file() -> None:
     decode, prefill = plan.pools
     assert (prefill.role, prefill.least, prefill.most, prefill.cpus) == (Role.PREFILL, 1, 3, 0.5)
     assert (decode.least, decode.most, decode.gpus, decode.options) == (2, 2, 1, ("--threads", "1"))
+    assert plan.peers == ("10.0.0.0/24", "fd00::/8", "10.7.0.1")
     assert plan.router_url is None and plan.router_port == 8100 and dict(plan.scaling) == {"hold_s": 30}
     there = parse_deployment('model = "m"\nrouter = "http://10.0.0.1:8000"\n[pools.both]\nmax = 2')
-    assert there.router_url == "http://10.0.0.1:8000" and there.pools[0].role is Role.BOTH
+    assert there.peers == () and there.router_url == "http://10.0.0.1:8000" and there.pools[0].role is Role.BOTH
     empty = parse_deployment('model = "m"\n[pools.both]\ngpus = 1\nmin = 0')
     assert (empty.pools[0].gpus, empty.pools[0].least, empty.pools[0].most) == (1, 0, 1)
     with pytest.raises(BadRequestError, match="may be empty only behind a router that is started here"):
@@ -231,6 +233,8 @@ def test_several_cards_are_for_a_backend_that_shares_one_model(
         ("gpus = 1", "cards = 2", "has no field 'cards'"),
         ('options = ["--threads", "1"]', 'options = "--threads 1"', "options must be a list of texts"),
         ("[router]", "[router", "this is not TOML"),
+        ('"10.7.0.1"]', '"10.7.0.0/40"]', "peers must be an address or a network (10.0.0.0/24), or a name, not"),
+        ('"10.7.0.1"]', "10]", "peers must be a list of texts"),
     ],
 )
 def test_a_slip_in_it_is_one_sentence(old: str, new: str, words: str) -> None:

@@ -86,7 +86,6 @@ def test_the_unsigned_fields_are_believed_by_nobody() -> None:
     [
         ({"key": OTHER_KEY}, "was not made by an engine of this fleet"),
         ({"token_ids": PROMPT[:-1]}, "was made for another prompt"),
-        ({"hosts": {"10.0.0.2"}}, "names the machine '127.0.0.1', which is not one of this server's peers"),
     ],
 )
 def test_what_is_not_this_fleets_and_this_prompts_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -136,7 +135,6 @@ def test_what_comes_too_late_brings_nothing_and_is_no_error() -> None:
     for changes, message in (
         ({"key": OTHER_KEY}, "was not made by an engine of this fleet"),
         ({"token_ids": PROMPT[:-1]}, "was made for another prompt"),
-        ({"hosts": {"10.0.0.2"}}, "which is not one of this server's peers"),
     ):
         with pytest.raises(BadRequestError, match=message):
             opened(made(), **{**changes, "now_s": NOW_S + 36.0})
@@ -204,14 +202,50 @@ def test_a_ticket_is_used_when_the_engine_has_it_and_free_again_when_that_came_t
         handoffs.wish(params, [PROMPT])
 
 
-def test_machines_are_named_one_by_one() -> None:
-    far = Handoff("l", PEER.replace("127.0.0.1", "10.1.2.3"), 48, ((1, 2, 3),), "model", FORMATS, 30.0)
-    params = tickets.signed(KEY, far, PROMPT)
-    with pytest.raises(ApiError, match=r"'10\.1\.2\.3', which is not one of this server's peers"):
-        Handoffs("decode", KEY, ()).wish(params, [PROMPT])
-    assert (
-        Handoffs("decode", KEY, ("10.1.2.3",)).wish(params, [PROMPT]).handoff == far
-    )  # the way is in the clocks' doubt
+def at(host: str) -> Handoff:
+    return replace(HANDOFF, peer=PEER.replace("127.0.0.1", host))
+
+
+@pytest.mark.parametrize(
+    ("peers", "host"),
+    [
+        (("10.1.2.3",), "10.1.2.3"),
+        (("10.9.0.1", "10.1.2.0/24"), "10.1.2.3"),
+        (("10.1.2.3/24",), "10.1.2.4"),
+        (("fd00::/8",), "fd12:3456::1"),
+        (("FD00:0::1",), "fd00::1"),
+        (("prefill-1",), "prefill-1"),
+        ((), "127.0.0.1"),
+        ((), "::1"),
+    ],
+)
+def test_peers_are_machines_and_networks(peers: tuple[str, ...], host: str) -> None:
+    params = tickets.signed(KEY, at(host), PROMPT)
+    handoff = Handoffs("decode", KEY, peers).wish(params, [PROMPT]).handoff
+    assert handoff is not None and replace(handoff, way_s=0.0) == at(host)
+
+
+@pytest.mark.parametrize("peers", [(), ("10.1.3.0/24",), ("10.1.2.30", "fd00::/8"), ("prefill-1",)])
+def test_what_a_machine_has_that_is_no_peer_is_not_taken_and_the_prompt_is_read(peers: tuple[str, ...]) -> None:
+    """A pod that was added after this server had started: the fleet's key signed what it says, so it is no error."""
+    for host in ("10.1.2.3", "fe80::1", "prefill-10"):
+        handoffs, params = Handoffs("decode", KEY, peers), tickets.signed(KEY, at(host), PROMPT)
+        wish = handoffs.wish(params, [PROMPT])
+        assert wish.handoff is not None and not wish.handoff.peer and not wish.handoff.slots, "nobody is called"
+        assert wish.handoff.unread == f"{host} has its KV, and is none of this server's peers (--peer)"
+        assert (wish.handoff.read_s, wish.handoff.queue_s) == (0.25, 0.125)
+        handoffs.taken(wish)
+        with pytest.raises(ApiError, match="was used before"):
+            handoffs.wish(params, [PROMPT])
+        forged = {**params, "twostroke": tickets.signed(OTHER_KEY, at(host), PROMPT)["twostroke"]}
+        with pytest.raises(ApiError, match="was not made by an engine of this fleet"):
+            handoffs.wish(forged, [PROMPT])
+
+
+@pytest.mark.parametrize("peer", ["", "10.0.0.0/33", "10.0.0", "10.0.0.300", "http://prefill-1", "a b", "::g"])
+def test_a_peer_that_is_neither_machine_nor_network_is_refused(peer: str) -> None:
+    with pytest.raises(BadRequestError, match="--peer must be an address or a network"):
+        Handoffs("decode", KEY, (peer,))
 
 
 def test_where_routers_are_named_nobody_else_has_prompts_read_for_others() -> None:
@@ -223,9 +257,29 @@ def test_where_routers_are_named_nobody_else_has_prompts_read_for_others() -> No
         with pytest.raises(ApiError, match="is no router's"):
             handoffs.asked_by(wish, host, "id")
         assert handoffs.asked_by(NO_HANDOFF, host, "id") == NO_HANDOFF
-        assert Handoffs("prefill", KEY, ()).asked_by(wish, host, "id") == wish
     with pytest.raises(BadRequestError, match="--router-host must be an address or a network"):
         Handoffs("prefill", KEY, (), ("router.example",))
+
+
+def test_where_no_router_is_named_the_one_that_has_this_server_may_ask() -> None:
+    handoffs = Handoffs("prefill", KEY, ())
+    wish = handoffs.wish({"do_remote_decode": True}, [PROMPT])
+    for host in ("127.0.0.1", "::1"):
+        assert handoffs.asked_by(wish, host, "id") == wish
+    for addresses in (frozenset(), frozenset({"10.0.0.1", "fd00::1"})):
+        handoffs.registered_at = lambda found=addresses: found
+        for host in ("10.0.0.1", "::ffff:10.0.0.1", "fd00::1", "10.0.0.2", "fd00::2", ""):
+            if addresses and host.endswith("1"):
+                assert handoffs.asked_by(wish, host, "id") == wish
+                continue
+            with pytest.raises(ApiError, match="is no router's"):
+                handoffs.asked_by(wish, host, "id")
+    named = Handoffs("prefill", KEY, (), ("10.7.0.0/16",))
+    named.registered_at = lambda: {"10.0.0.1"}
+    with pytest.raises(ApiError, match="is no router's"):
+        named.asked_by(wish, "10.0.0.1", "id")
+    anybody = Handoffs("prefill", KEY, (), ("0.0.0.0/0", "::/0"))
+    assert anybody.asked_by(wish, "203.0.113.9", "id") == anybody.asked_by(wish, "2001:db8::1", "id") == wish
 
 
 def test_the_writer_is_known_where_the_routers_id_names_it() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.models.families import test_hybrids, test_published_gemma4, test_published_more, test_published_newer
+from tests.models.families import test_published_siblings as siblings
 from tests.models.tiny_checkpoints import make_tiny, variants
 
 from twostroke.core.errors import BadRequestError, ModelError
@@ -23,6 +25,22 @@ from twostroke.engine.shape import shape_of
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, LayerSpec, ModelSpec, ShortConvolution
+
+PUBLISHED = {
+    "Gemma-2B": siblings.GEMMA_2B,
+    "Gemma-7B": siblings.GEMMA_7B,
+    "Gemma-4-E2B": test_published_gemma4.E2B,
+    "Gemma-4-E4B": test_published_gemma4.E4B,
+    "Gemma-4-12B": test_published_gemma4.UNIFIED_12B,
+    "Gemma-4-26B-A4B": test_published_gemma4.MOE_26B,
+    "Gemma-4-31B": test_published_gemma4.LARGE_31B,
+    "MiniMax-M2": test_published_gemma4.MINIMAX_M2,
+    "GLM-4-9B-0414": test_published_more.GLM_4_9B_0414,
+    "GLM-4.7": test_published_newer.GLM_4_6,
+    "Ministral-8B": siblings.MINISTRAL_8B_2410,
+    "Nemotron-H-8B": test_hybrids.NEMOTRON_H_8B,
+    "dots.llm1": siblings.DOTS_LLM1,
+}
 
 
 def known(name: str) -> dict[str, Any]:
@@ -67,11 +85,67 @@ def known(name: str) -> dict[str, Any]:
         ("gpt-oss-20b", 20.91),
         ("gpt-oss-120b", 116.83),
         ("Nemotron-3-Super-120B-A12B", 120.6),
+        ("Gemma-2B", 2.506),
+        ("Gemma-7B", 8.538),
+        ("Gemma-3-1B", 0.9999),
+        ("Qwen3-Coder-480B-A35B", 480.15),
+        ("Qwen3-Coder-30B-A3B", 30.532),
+        ("Phi-4-mini", 3.836),
+        ("Ministral-8B", 8.020),
+        ("DeepSeek-V2", 235.74),
+        ("DeepSeek-V3.1", 671.026),
+        ("dots.llm1", 142.77),
+        ("Nemotron-H-8B", 8.101),
+        ("Nemotron-Nano-9B-v2", 8.888),
+        ("Granite-4.0-H-Micro", 3.191),
+        ("Granite-4.0-H-Small", 32.207),
+        ("LFM2-350M", 0.3545),
     ],
 )
 def test_published_parameter_counts(name: str, billions: float) -> None:
     shape = shape_from_config(known(name), weight_bits=16, kv_bits=16)
     assert shape.num_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+# Cards count what sees images, too, or round: here is the text half alone.
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen3.5-122B-A10B", 122),
+        ("Qwen3.5-397B-A17B", 397),
+        ("Qwen3.6-35B-A3B", 35),
+        ("Qwen3-Coder-Next", 80),
+        ("GLM-4.7", 355),
+        ("Ministral-3-3B", 3.4),
+        ("Ministral-3-14B", 13.5),
+    ],
+)
+def test_about_as_many_parameters_as_the_name_says(name: str, billions: float) -> None:
+    shape = shape_from_config(known(name), weight_bits=16, kv_bits=16)
+    assert shape.num_parameters / 1e9 == pytest.approx(billions, rel=0.015)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_known_name_has_the_sizes_of_its_published_settings(name: str) -> None:
+    """Where these stand in full in `tests/models/families`."""
+    mine, theirs = dimensions_from_config(known(name)).spec, dimensions_from_config(PUBLISHED[name]).spec
+    assert mine.tensor_shapes() == theirs.tensor_shapes() and mine.kv_groups() == theirs.kv_groups()
+    for own, other in zip(mine.layers, theirs.layers, strict=True):
+        assert own.window == other.window and (own.moe is None) == (other.moe is None)
+        if own.moe is not None and other.moe is not None:
+            assert own.moe.experts_per_token == other.moe.experts_per_token
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("google/gemma-4-31B-it", "mistralai/Ministral-3-14B-Instruct-2512", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"),
+        *("Qwen/Qwen3-Coder-480B-A35B-Instruct", "deepseek-ai/DeepSeek-V3.1", "rednote-hilab/dots.llm1.inst"),
+        *("mistralai/Ministral-8B-Instruct-2410", "ibm-granite/granite-4.0-h-small", "Ministral-3-3B-Reasoning-2512"),
+    ],
+)
+def test_names_on_the_hub_are_known(name: str) -> None:
+    assert find_known_shape(name) is not None
 
 
 @pytest.mark.parametrize(
@@ -250,7 +324,7 @@ def test_an_unknown_family_is_counted_as_llama_and_says_so() -> None:
         ({"layer_types": ["linear_attention"] * 32}, "layer_types holds 'linear_attention'"),
         ({"layer_types": ["full_attention"]}, "list of 32 strings"),
         ({"layer_types": ["sliding_attention"] * 32}, "sliding_window is missing"),
-        ({"mamba_d_state": 16}, "layers without attention"),
+        ({"mamba_d_state": 16}, "layers that keep a state"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"model_type": 7}, "model_type must be a string"),
         ({"num_local_experts": 8}, "num_experts_per_tok is missing"),

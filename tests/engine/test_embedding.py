@@ -27,7 +27,8 @@ from twostroke.models.loading import load_checkpoint
 
 TEXTS = ["the cat sat on a mat", "prefill and decode", "what is a request? " * 3, "a"]
 MORE = [("the dog reads 42 tokens. " * 4)[:length] for length in range(3, 44, 3)]
-KINDS = ["qwen3", "gemma3", "bert", "bert_mean", "xlm_roberta"]
+DECODERS = ["qwen3", "qwen3_both_ways", "qwen2_both_ways", "mistral", "llama", "gemma3"]
+KINDS = [*DECODERS, "bert", "bert_mean", "roberta", "xlm_roberta"]
 PROMPTS = {"query": "what is ", "document": ""}
 
 
@@ -62,7 +63,7 @@ def test_vectors_are_those_of_transformers(embedders: dict[str, Embedder], kind:
         assert not llm.engine.busy
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3", "bert"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_both_ways", "gemma3", "bert"])
 def test_a_text_has_the_same_vector_in_any_company(embedders: dict[str, Embedder], kind: str) -> None:
     """Few tokens a step, few texts at a time, and KV for hardly more than one: texts wait, and none is cut."""
     texts = [*TEXTS, *MORE]
@@ -88,7 +89,7 @@ def test_a_causal_model_reads_by_chunks_and_finds_prefixes(
         assert (counts.prefix_hit_tokens > 0) == prefix_caching
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "bert"])
+@pytest.mark.parametrize("kind", ["qwen3_both_ways", "gemma3", "bert"])
 def test_tokens_that_see_each_other_are_read_in_one_step(embedders: dict[str, Embedder], kind: str) -> None:
     with LLM(embedders[kind].folder, backend="reference") as llm:
         steps = []
@@ -117,7 +118,7 @@ def test_the_cpu_backend_agrees(embedders: dict[str, Embedder], kind: str, quant
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("kind", ["gemma3", "bert", "bert_mean"])
+@pytest.mark.parametrize("kind", ["qwen3_both_ways", "gemma3", "bert", "bert_mean"])
 def test_long_texts_see_both_ways(kind: str, backend: str, tmp_path: Path) -> None:
     """Longer than what attention takes at once, and than a window; beside others, so that threads share rows."""
     embedder = make_embedder(kind, tmp_path, max_tokens=704)
@@ -189,7 +190,7 @@ def test_a_model_that_writes_text_gives_no_vectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("kind", ["bert", "xlm_roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm_roberta"])
 def test_a_reranker_scores_as_transformers_does(kind: str, backend: str, tmp_path: Path) -> None:
     folder, model = make_reranker(kind, tmp_path)
     query, documents = "what is a cat", ["the cat sat on a mat", "prefill and decode", "a dog", "the two phases"]

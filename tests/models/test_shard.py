@@ -310,7 +310,8 @@ def test_models_that_give_vectors_are_refused() -> None:
 def test_known_models_can_be_shared_on_every_host(name: str) -> None:
     """By two and four ranks, with the widths that the CPU backend asks for: a layer of each kind."""
     spec = dimensions_from_config(KNOWN_SHAPES[name].config).spec
-    spec = replace(spec, layers=tuple(dict.fromkeys(spec.layers)))
+    if all(spec.kv_source(index) == index for index in range(spec.num_layers)):  # else they name one another
+        spec = replace(spec, layers=tuple(dict.fromkeys(spec.layers)))
     checkpoint = Checkpoint(name, Path("nowhere"), spec, random_tensors(spec, WeightKind.Q8_0))
     for size in (2, 4):
         assert [unsupported_shape(part) for part in parts_of(checkpoint, size, 32)] == [None] * size

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tests.models import tiny_families as families
 from tests.models import tiny_hybrids as hybrids
+from tests.models import tiny_vision as vision
 from tests.models.tiny_families import SHARP_ROPE as SHARP_ROPE
 from tests.models.tiny_sizes import MAX_CONTEXT as MAX_CONTEXT
 from tests.models.tiny_sizes import ORIGINAL_CONTEXT as ORIGINAL_CONTEXT
@@ -26,6 +27,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama_linear": lambda: families.llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
     "llama_bias": lambda: families.llama(attention_bias=True, num_key_value_heads=1),
     "mistral": families.mistral,
+    "ministral": families.ministral,
     "qwen2": lambda: families.qwen2(tie_word_embeddings=True),
     "qwen2_window": lambda: families.qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "qwen3": families.qwen3,
@@ -33,6 +35,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "qwen3_moe_unnormalised": lambda: families.qwen3_moe(num_experts_per_tok=2),
     "qwen3_moe_mixed": lambda: families.qwen3_moe(mlp_only_layers=[1]),
     "mixtral": families.mixtral,
+    "gemma": families.gemma,
     "gemma2": families.gemma2,
     "gemma3": families.gemma3,
     "gemma3_vision": families.gemma3_vision,
@@ -52,6 +55,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "mistral4": families.mistral4,
     "mistral3_vision": families.mistral3_vision,
     "glm4_moe": families.glm4_moe,
+    "dots1": families.dots1,
     "ministral3": families.ministral3,
     "gpt_oss": families.gpt_oss,
     "minimax_m2": families.minimax_m2,
@@ -95,10 +99,19 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "qwen3_vl_moe": lambda: hybrids.qwen3_vl(
         "Qwen3VLMoe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=96
     ),
+    "llava": vision.llava,
+    "llava_next": vision.llava_next,
+    "llava_onevision": vision.llava_onevision,
+    "internvl": vision.internvl,
+    "smolvlm": vision.smolvlm,
+    "lfm2_vl": vision.lfm2_vl,
+    "glm4v": vision.glm4v,
+    "glm4v_moe": vision.glm4v_moe,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
     "glm4_moe",
+    "dots1",
     "ministral3",
     "deepseek",
     "glm4_moe_lite",
@@ -124,7 +137,10 @@ def variants() -> list[str]:
     return list(_BUILDERS)
 
 
-TEXT_HALVES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+TEXT_HALVES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "llava_onevision", "internvl"),
+    *("smolvlm", "lfm2_vl", "glm4v", "glm4v_moe"),
+)
 """Those that are others once they are loaded."""
 
 
@@ -160,8 +176,8 @@ def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrai
     model = builder(**changes) if changes else builder()
     model = model.eval()
     model.set_attn_implementation("eager")
-    less_one = ("gemma2", "gemma3", "qwen3_next", "qwen3_5")
-    _randomise(model, norm_centre=0.0 if variant.startswith(less_one) else 1.0)
+    less_one = variant == "gemma" or variant.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
+    _randomise(model, norm_centre=0.0 if less_one else 1.0)
     model.save_pretrained(folder)
     return folder, model
 

@@ -4,6 +4,7 @@ transformers, a tokenizer by `tokenizers`, and the small files that say how stat
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,20 +102,14 @@ def make_embedder(
     max_tokens: int = MAX_TOKENS,
     sizes: dict[str, Any] | None = None,
 ) -> Embedder:
-    """`kind`: qwen3, gemma3, bert or xlm_roberta. `sizes`: of BERT, other ones than the tiny model's."""
+    """`kind`: one of `_KINDS`. `sizes`: of BERT, other ones than the tiny model's."""
     torch.manual_seed(sum(map(ord, kind)))
-    make, states, num_dense = {
-        "qwen3": (_qwen3, "last", 0),
-        "gemma3": (_gemma3, "mean", 2),
-        "bert": (_bert, "first", 0),
-        "bert_mean": (_bert, "mean", 0),
-        "xlm_roberta": (_xlm_roberta, "first", 0),
-    }[kind]
+    make, states, num_dense = _KINDS[kind]
     model = (_bert(max_tokens, sizes) if sizes else make(max_tokens)).eval()
     model.set_attn_implementation("eager")
     _randomise(model, norm_centre=0.0 if kind == "gemma3" else 1.0)
     model.save_pretrained(folder)
-    if kind == "qwen3":
+    if kind.startswith("qwen3"):
         _change(folder / "config.json", architectures=["Qwen3ForCausalLM"])  # as it is published
     _tokenizer(kind).save(str(folder / "tokenizer.json"))
     dense = _sentence_files(folder, model.config.hidden_size, states, num_dense, prompts or {}, max_tokens)
@@ -122,15 +117,17 @@ def make_embedder(
 
 
 def make_reranker(kind: str, folder: Path, num_labels: int = 1) -> tuple[Path, PreTrainedModel]:
-    """`kind`: bert or xlm_roberta."""
+    """`kind`: bert, roberta or xlm_roberta."""
     torch.manual_seed(7)
     if kind == "bert":
         config = transformers.BertConfig(**_SIZES, num_labels=num_labels)
         model: PreTrainedModel = transformers.BertForSequenceClassification(config)
     else:
-        config = transformers.XLMRobertaConfig(**{**_SIZES, "max_position_embeddings": MAX_TOKENS + 2}, num_labels=1)
+        stem = {"roberta": "Roberta", "xlm_roberta": "XLMRoberta"}[kind]
+        make_config = getattr(transformers, f"{stem}Config")
+        config = make_config(**{**_SIZES, "max_position_embeddings": MAX_TOKENS + 2}, num_labels=1)
         config.type_vocab_size = 1
-        model = transformers.XLMRobertaForSequenceClassification(config)
+        model = getattr(transformers, f"{stem}ForSequenceClassification")(config)
     model = model.eval()
     model.set_attn_implementation("eager")
     _randomise(model, norm_centre=1.0)
@@ -183,9 +180,15 @@ def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
 
 
-def _qwen3(max_tokens: int) -> PreTrainedModel:
+def _qwen3(max_tokens: int, **own: Any) -> PreTrainedModel:
     sizes = {**_DECODER, "max_position_embeddings": max_tokens}
-    return transformers.Qwen3Model(transformers.Qwen3Config(**sizes))
+    return transformers.Qwen3Model(transformers.Qwen3Config(**sizes, **own))
+
+
+def _qwen3_both_ways(max_tokens: int) -> PreTrainedModel:
+    """As embedders are that were made of decoders. Two of three layers have a window."""
+    windows = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    return _qwen3(max_tokens, is_causal=False, **windows)
 
 
 def _gemma3(max_tokens: int) -> PreTrainedModel:
@@ -200,9 +203,47 @@ def _bert(max_tokens: int, sizes: dict[str, Any] | None = None) -> PreTrainedMod
     return transformers.BertModel(transformers.BertConfig(**own))
 
 
+def _qwen2_both_ways(max_tokens: int) -> PreTrainedModel:
+    """As gte-Qwen2-instruct."""
+    own = {name: value for name, value in _DECODER.items() if name != "head_dim"}
+    own |= {"max_position_embeddings": max_tokens, "is_causal": False}
+    return transformers.Qwen2Model(transformers.Qwen2Config(**own))
+
+
+def _mistral(max_tokens: int) -> PreTrainedModel:
+    """As e5-mistral and SFR-Embedding. Two layers: without norms on queries and keys each one magnifies what 16 bits
+    leave out of KV."""
+    own = {**_DECODER, "max_position_embeddings": max_tokens, "sliding_window": 9, "num_hidden_layers": 2}
+    return transformers.MistralModel(transformers.MistralConfig(**own))
+
+
+def _llama(max_tokens: int) -> PreTrainedModel:
+    return transformers.LlamaModel(transformers.LlamaConfig(**{**_DECODER, "max_position_embeddings": max_tokens}))
+
+
+def _roberta(max_tokens: int) -> PreTrainedModel:
+    sizes = {**_SIZES, "max_position_embeddings": max_tokens + 2}
+    return transformers.RobertaModel(transformers.RobertaConfig(**sizes, type_vocab_size=1, pad_token_id=1))
+
+
 def _xlm_roberta(max_tokens: int) -> PreTrainedModel:
     sizes = {**_SIZES, "max_position_embeddings": max_tokens + 2}
     return transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**sizes, type_vocab_size=1, pad_token_id=1))
+
+
+_KINDS: dict[str, tuple[Callable[[int], PreTrainedModel], str, int]] = {
+    "qwen3": (_qwen3, "last", 0),
+    "qwen3_both_ways": (_qwen3_both_ways, "mean", 0),
+    "qwen2_both_ways": (_qwen2_both_ways, "last", 0),
+    "mistral": (_mistral, "last", 0),
+    "llama": (_llama, "mean", 0),
+    "gemma3": (_gemma3, "mean", 2),
+    "bert": (_bert, "first", 0),
+    "bert_mean": (_bert, "mean", 0),
+    "roberta": (_roberta, "first", 0),
+    "xlm_roberta": (_xlm_roberta, "first", 0),
+}
+"""What makes the model, how its states are pooled, and how many matrices the vector goes through."""
 
 
 def _tokenizer(kind: str) -> Tokenizer:
@@ -210,6 +251,8 @@ def _tokenizer(kind: str) -> Tokenizer:
     each side."""
     if kind.startswith("bert"):
         return _wordpiece()
+    if kind == "roberta":
+        return _byte_level_between()
     return _unigram() if kind in ("xlm_roberta", "gemma3") else byte_level_tokenizer()
 
 
@@ -251,6 +294,20 @@ def byte_level_tokenizer() -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", 251)]
     )
+    return tokenizer
+
+
+def _byte_level_between() -> Tokenizer:
+    """RoBERTa's bytes, of which words are joined, between the signs of XLM-RoBERTa."""
+    signs, space = ["<s>", "<pad>", "</s>", "<unk>"], "\u0120"
+    words = [f"{space}{word}" for word in WORDS]
+    merges = list(dict.fromkeys((word[:end], word[end]) for word in words for end in range(1, len(word))))
+    pieces = dict.fromkeys([*signs, space, *_LETTERS, *("".join(merge) for merge in merges)])
+    tokenizer = Tokenizer(models.BPE({piece: index for index, piece in enumerate(pieces)}, merges, unk_token="<unk>"))
+    tokenizer.add_special_tokens(signs)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     return tokenizer
 
 

@@ -38,6 +38,13 @@ def mistral(**settings: Any) -> PreTrainedModel:
     )
 
 
+def ministral(**settings: Any) -> PreTrainedModel:
+    """As published: one layer in some sees all."""
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    own = {"sliding_window": WINDOW, "head_dim": 32, "layer_types": kinds}
+    return transformers.MinistralForCausalLM(transformers.MinistralConfig(**{**SIZES, **own, **settings}))
+
+
 def qwen2(**settings: Any) -> PreTrainedModel:
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**SIZES, **settings}))
 
@@ -60,6 +67,11 @@ def qwen2_moe(**settings: Any) -> PreTrainedModel:
 def mixtral(**settings: Any) -> PreTrainedModel:
     own = {"num_local_experts": 4, "num_experts_per_tok": 2}
     return transformers.MixtralForCausalLM(transformers.MixtralConfig(**{**SIZES, **own, **settings}))
+
+
+def gemma(**settings: Any) -> PreTrainedModel:
+    own = {"head_dim": 32, "num_key_value_heads": 1}
+    return transformers.GemmaForCausalLM(transformers.GemmaConfig(**{**SIZES, **own, **settings}))
 
 
 def gemma2(**settings: Any) -> PreTrainedModel:
@@ -158,6 +170,13 @@ def glm4_moe(**settings: Any) -> PreTrainedModel:
     own |= {"num_key_value_heads": 2, "routed_scaling_factor": 1.5}
     own["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     return transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**{**SIZES, **own, **settings}))
+
+
+def dots1(**settings: Any) -> PreTrainedModel:
+    own = {name: value for name, value in _LATENT.items() if "lora" not in name and "head_dim" not in name}
+    own |= {"num_key_value_heads": 2, "head_dim": 32, "norm_topk_prob": True, "routed_scaling_factor": 1.5}
+    own |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "sliding_window": None, **GROUPS}
+    return transformers.Dots1ForCausalLM(transformers.Dots1Config(**{**SIZES, **own, **settings}))
 
 
 def ministral3(**settings: Any) -> PreTrainedModel:

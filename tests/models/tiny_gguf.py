@@ -22,6 +22,7 @@ _ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
@@ -29,6 +30,7 @@ _ARCHITECTURES = {
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "dots1": gguf.MODEL_ARCH.DOTS1,
     "mistral4": gguf.MODEL_ARCH.MISTRAL4,
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
@@ -275,6 +277,7 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
     is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
+    is_less_one = is_less_one or config.model_type == "gemma"
     if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
     if config.model_type in ("llama", "mistral", "ministral3", "mixtral", "smollm3") or config.model_type.startswith(

@@ -50,7 +50,7 @@ def _mistral_keys(config: Any) -> dict[str, Any]:
 
 
 def _glm_keys(config: Any) -> dict[str, Any]:
-    """Of GLM-4.5."""
+    """Of GLM-4.5, and of dots.llm1 but for the kind of scores."""
     return {
         "leading_dense_block_count": config.first_k_dense_replace,
         "expert_count": config.n_routed_experts,
@@ -148,6 +148,8 @@ def model_keys(config: Any) -> dict[str, Any]:
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if config.model_type == "glm4_moe":
         keys |= _glm_keys(config)
+    if config.model_type == "dots1":
+        keys |= {name: value for name, value in _glm_keys(config).items() if name != "expert_gating_func"}
     if config.model_type == "ministral3":
         keys |= _mistral_keys(config)
     if config.model_type == "minimax_m2":

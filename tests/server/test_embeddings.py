@@ -169,7 +169,8 @@ def test_an_embedding_model_ranks_by_cosine(embedder: RunningServer, offline: LL
     query, documents = "cat", ["the dog", "what is a cat", "decode"]
     wanted = offline.rerank(query, documents)
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        reply = embedder.post(path, {"query": query, "documents": documents}).json()
+        body: dict[str, Any] = {"query": query, "documents": documents, "return_documents": True}
+        reply = embedder.post(path, body).json()
         assert [one["index"] for one in reply["results"]] == [one.index for one in wanted]
         scores = [one["relevance_score"] for one in reply["results"]]
         assert scores == pytest.approx([one.score for one in wanted], abs=1e-5)

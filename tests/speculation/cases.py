@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tests.speculation.oracle import Oracle
-from tests.speculation.random_requests import Sample, Told, play, random_requests, with_stops
+from tests.speculation.random_requests import Sample, Told, play, random_requests, with_stops, with_wishes
 from tests.speculation.tiny import Sizes, make_engine, make_tokenizer
 from tests.speculation.tiny_heads import Helped, make_head
 from twostroke.backends.host.host_backend import HostBackend
@@ -23,10 +23,12 @@ WAYS = {
     "cached": Sizes(step_tokens=256, num_blocks=200),
     "chunked": Sizes(step_tokens=24),
     "step by step": Sizes(run_ahead=False),
-    "tight": Sizes(num_blocks=11, step_tokens=64),
+    "tight": Sizes(num_blocks=8, step_tokens=64, is_careless=True),
 }
-"""Tight: a few streams fill it, and some give way."""
+"""Tight: a few streams fill it, and many give way."""
 KINDS = {"cpu": WeightKind.Q8_0, "reference": WeightKind.F32}
+MANY = 120
+"""Requests of which many give way in the tight way, whoever drafts for them."""
 ABORTS = {"r3": 5, "r11": 1, "r17": 9, "r23": 14, "r31": 3}
 
 
@@ -37,6 +39,10 @@ class Case:
     backend: str
     checkpoint: Checkpoint
     count: int
+
+    def wished(self, *methods: str) -> list[Request]:
+        """The requests as they are played where these draft."""
+        return with_wishes(self.requests, methods)
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -68,7 +74,10 @@ class Case:
         engine = make_engine(
             self.backend, self.checkpoint, make_tokenizer(), sizes, drafters, draft_model=draft_model, around=around
         )
-        told = play(engine, requests or self.requests, ABORTS if aborts else None)
+        requests = self.requests if requests is None else requests
+        if drafters is not None:
+            requests = with_wishes(requests, engine.draft_methods)
+        told = play(engine, requests, ABORTS if aborts else None)
         if drafters is not None:
             assert isinstance(engine.backend, HostBackend) and engine.backend.speculator is not None
             assert engine.backend.speculator.faults == []
@@ -88,6 +97,15 @@ def drafters_of(name: str, case: Case, chance: float = 0.9) -> list[Drafter]:
     if name == "all":
         return [*(make() for make in TEXT_DRAFTERS.values()), oracle]
     return [TEXT_DRAFTERS[name]()]
+
+
+def check_company(told: Told, way: str, *methods: str) -> None:
+    """What of a way's requests must have happened, else the way shows nothing."""
+    if way == "tight":
+        assert told.num_preemptions >= 20
+    assert told.num_cached_tokens >= 100 or way == "ample"
+    for method in methods:
+        assert told.num_drafts(method) >= 50, method
 
 
 def without_bits(sample: Sample) -> Sample:

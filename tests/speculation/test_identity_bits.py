@@ -58,8 +58,8 @@ def open_neighbour(backend: HostBackend) -> PrefillChunk:
 class Rewinding(Driver):
     """Goes back to a position, with the blocks that the scheduler would leave it there."""
 
-    def __init__(self, backend: HostBackend) -> None:
-        super().__init__(backend, TOKENS)
+    def __init__(self, backend: HostBackend, token_ids: list[int]) -> None:
+        super().__init__(backend, token_ids)
         self._granted = [table.copy() for table in backend.rows[0].tables]
 
     def rewind(self, position: int) -> None:
@@ -80,7 +80,7 @@ def drafted(driver: Rewinding, position: int, num_drafts: int, prefills: tuple[P
 
 
 def check_every_number(backend: HostBackend, num_drafts: range) -> None:
-    driver = Rewinding(backend)
+    driver = Rewinding(backend, TOKENS)
     neighbour = open_neighbour(backend)
     for position in CONTEXTS:
         driver.rewind(0)

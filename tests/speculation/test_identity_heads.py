@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.speculation.cases import KINDS, WAYS, Case, MakeCase, check, drafters_of
+from tests.speculation.cases import KINDS, MANY, WAYS, Case, MakeCase, check, check_company, drafters_of
 from tests.speculation.random_requests import Told
 from tests.speculation.tiny_heads import METHODS
 
@@ -26,8 +26,19 @@ def test_a_head_by_itself(make_case: MakeCase, backend: str, method: str) -> Non
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("way", ["chunked", "tight"])
 def test_a_head_in_little_room(make_case: MakeCase, way: str, method: str) -> None:
-    case = make_case("cpu", 40)
-    checked(case, way, method, case.play(WAYS[way], [], with_head=method))
+    case = make_case("cpu", MANY if way == "tight" else 40)
+    told = case.play(WAYS[way], [], with_head=method)
+    checked(case, way, method, told)
+    check_company(told, way, method)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "mtp"])
+def test_a_head_beside_all_others(make_case: MakeCase, method: str) -> None:
+    """Requests that wish for it, for another, or for none, in little KV."""
+    case = make_case("cpu", MANY)
+    told = case.play(WAYS["tight"], drafters_of("all", case, 0.3), with_head=method)
+    check(told, case.plain)
+    check_company(told, "tight", method, "suffix", "oracle")
 
 
 @pytest.mark.slow
@@ -42,5 +53,4 @@ def test_all_ways(make_case: MakeCase, backend: str, way: str, method: str, chan
     drafters = [] if others == "none" else drafters_of("all", case, 0.5)
     told = case.play(WAYS[way], drafters, with_head=method, chance=chance, aborts=chance == 0.95)
     check(told, case.plain, exact=backend == "cpu" or way == "ample")
-    assert told.held[method]
-    assert told.num_preemptions > 0 if way == "tight" else told.num_cached_tokens > 0 or way == "ample"
+    check_company(told, way, method)

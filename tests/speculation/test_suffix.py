@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twostroke.core.request import Request
 from twostroke.speculation.drafter import NOTHING, Ask
 from twostroke.speculation.ngram import NgramDrafter
-from twostroke.speculation.suffix import FORGOTTEN_AT_ONCE, LEAST_CHANCE, SuffixDrafter, Trust
+from twostroke.speculation.suffix import FORGOTTEN_AT_ONCE, LEAST_CHANCE, MAX_SHARES, SuffixDrafter, Trust
 
 PATH = list(range(50, 90))
 
@@ -90,7 +90,7 @@ def test_ngram_learns_from_nobody():
     drafter.close(0)
     drafter.close(1)
     assert drafter.num_tokens == 0
-    assert not drafter._windows
+    assert not drafter._shares_of
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,9 +110,11 @@ def test_no_more_is_kept_than_allowed_and_the_oldest_go_first(seed, max_tokens):
         drafter.close(number)
         assert drafter.num_tokens <= max_tokens
         assert list(drafter._closed) == [] or max(drafter._closed) <= number
-    texts = [text for window in drafter._windows.values() for text in window.texts.values()]
+    texts = [text for share in drafter._shares_of.values() for text in share.texts.values()]
+    assert sum(share.num_tokens for share in drafter._shares_of.values()) == drafter.num_tokens
+    assert {number for share in drafter._resting.values() for number in share.ended} == set(drafter._closed)
     assert sum(text.size for text in texts) == sum(text.counted for text in texts) == drafter.num_tokens
-    assert sum(map(len, drafter._windows.values())) <= 4 * drafter.num_tokens
+    assert sum(map(len, drafter._shares_of.values())) <= 4 * drafter.num_tokens
 
 
 def test_a_request_that_nothing_shares_with_goes_before_one_in_use():
@@ -129,6 +131,53 @@ def test_a_request_that_nothing_shares_with_goes_before_one_in_use():
         drafter.close(2 * number + 1)
     opened(drafter, 99, [7, *shared[:20]])
     assert guess(drafter, 99).token_ids == tuple(shared[20:28])
+
+
+def served(drafter, first, count, size, **whose):
+    """This many requests come and end, each with tokens of its own."""
+    for number in range(first, first + count):
+        opened(drafter, number, [1000 * number + place for place in range(size)], **whose)
+        guess(drafter, number)
+        drafter.close(number)
+
+
+@pytest.mark.parametrize("busy", [{"tenant": "busy"}, {"tenant": "quiet", "salt": "busy"}], ids=["tenant", "salt"])
+@pytest.mark.parametrize("runs", [False, True], ids=["ends", "runs"])
+def test_a_busy_tenant_does_not_push_out_what_a_quiet_one_said(busy, runs):
+    drafter = SuffixDrafter(max_tokens=2000)
+    opened(drafter, 0, PATH, tenant="quiet")
+    guess(drafter, 0)
+    drafter.close(0)
+    served(drafter, 1, 50, 100, **busy)
+    if runs:
+        opened(drafter, 100, range(10_000, 14_000), **busy)
+        for _ in range(20):
+            guess(drafter, 100)
+    assert 1000 < drafter.num_tokens <= 2000
+    opened(drafter, 99, [7, *PATH[:6]], tenant="quiet")
+    assert guess(drafter, 99).token_ids == tuple(PATH[6:14])
+
+
+def test_those_who_hold_most_of_the_room_share_it_evenly():
+    drafter = SuffixDrafter(max_tokens=3000)
+    for turn in range(30):
+        served(drafter, 100 * turn, 1, 60, tenant="a")
+        served(drafter, 100 * turn + 1, 5, 60, tenant="b")
+        served(drafter, 100 * turn + 6, 20, 60, tenant="c")
+    held = [share.num_tokens for share in drafter._shares_of.values()]
+    assert len(held) == 3 and min(held) >= 900 and max(held) <= 1100
+
+
+def test_those_who_do_not_come_back_give_way_at_last():
+    """Else salts that are used once would take the room of everybody."""
+    drafter = SuffixDrafter(max_tokens=2000)
+    for number in range(500):
+        served(drafter, number, 1, 20, salt=f"once {number}")
+    assert len(drafter._resting) <= 100
+    assert [key[1] for key in drafter._resting][-1] == "once 499"
+    served(drafter, 1000, 30, 60, tenant="regular")
+    assert len(drafter._resting) <= MAX_SHARES + 1
+    assert drafter._shares_of["regular", ""].num_tokens > 1000
 
 
 def test_one_stream_longer_than_what_is_kept_forgets_its_beginning():
@@ -225,7 +274,7 @@ def test_what_ended_is_forgotten_when_that_is_asked_for_and_what_runs_is_not():
     drafter.close(1)
     drafter.close(2)
     drafter.forget()
-    assert drafter.num_tokens == 0 and not drafter._windows
+    assert drafter.num_tokens == 0 and not drafter._shares_of
     drafter.open(3, Request("3", (5, 6, 7, 8)), (5, 6, 7, 8))
     assert drafter.propose([Ask(3, 3)]) == [NOTHING]
 

@@ -35,6 +35,7 @@ from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
 from twostroke.speculation.drafter import ComputingDrafter, Drafter
 from twostroke.speculation.speculator import Speculator
+from twostroke.text import harmony
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.token_bytes import BYTE_OF_CHARACTER, Spelling
 from twostroke.text.tokenizer import Tokenizer
@@ -42,6 +43,8 @@ from twostroke.text.tokenizer import Tokenizer
 VOCAB_SIZE = 320
 """More than the tokenizer has, as with many models."""
 WORDS = ("true", "false", "left", "right", '{"', '":', "name", "</think>")
+SIGNS = (harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.RETURN)
+"""Control tokens; the last ends an answer."""
 BLOCK_SIZE = 16
 FACTORIES = {"cpu": CPU, "reference": REFERENCE}
 
@@ -93,8 +96,8 @@ def make_tokenizer() -> Tokenizer:
                 merges.append((word[: end - 1], word[end - 1]))
     backend = Backend(models.BPE(vocab=vocabulary, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
-    end = backend.token_to_id("<|end|>")
+    backend.add_special_tokens([AddedToken(sign, special=True, normalized=False) for sign in SIGNS])
+    end = backend.token_to_id(SIGNS[-1])
     assert end + 1 < VOCAB_SIZE
     return Tokenizer(
         backend,
@@ -118,6 +121,8 @@ class Sizes:
     run_ahead: bool = True
     prefix_caching: bool = True
     threads: int = 1
+    is_careless: bool = False
+    """Whoever has room for a prompt is let in, however long the answers of others will be: many must give way."""
 
     def layout(self, *checkpoints: Checkpoint) -> KVLayout:
         """Of a model, and of those that draft for it, which keep all that they read."""
@@ -166,7 +171,8 @@ def make_backend(
 
 @dataclass
 class Room(Drafting):
-    """Room for a number of drafts at random, more often a few than many: whether they pay is nobody's question."""
+    """Room for a number of drafts at random, more often a few than many, as far as the request wants some: whether they
+    pay is nobody's question."""
 
     seed: int = 0
     most: int = MAX_DRAFTS
@@ -177,8 +183,10 @@ class Room(Drafting):
 
     def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
         asked = sequence.request.sampling.speculation
-        if asked is not None and asked.is_off:
-            return None
+        if asked is not None:
+            if asked.is_off:
+                return None
+            most = most if asked.max_drafts is None else min(most, asked.max_drafts)
         room = min(most, self.most, self._rng.choice((0, 1, 2, 3, 4, 6, 8, 12, 32)))
         return Drafts(room) if room else None
 
@@ -200,9 +208,10 @@ def make_engine(
     grammars = GrammarCompiler(Vocabulary.of(tokenizer))
     backend.use_grammars(grammars)
     drafting: Drafting | None = None
+    everyone: list[Drafter] = []
     if drafters is not None:
-        own = map(around, backend.companion_drafters)
-        backend.use_speculator(Speculator([*own, *drafters], VOCAB_SIZE))
+        everyone = [*map(around, backend.companion_drafters), *drafters]
+        backend.use_speculator(Speculator(everyone, VOCAB_SIZE))
         drafting = room or Room()
     scheduler = Scheduler(
         sizes.scheduler_config(),
@@ -211,6 +220,8 @@ def make_engine(
         max_drafts=backend.max_drafts,
         policy="fifo",  # whoever gives way does so whatever the clock says
     )
+    if sizes.is_careless:
+        scheduler._admission.growth.more_tokens = lambda _: 0  # type: ignore[method-assign]
     return Engine(
         scheduler,
         backend,
@@ -218,5 +229,5 @@ def make_engine(
         tokenizer,
         grammars=grammars,
         run_ahead=sizes.run_ahead,
-        draft_methods=[drafter.name for drafter in drafters or ()],
+        draft_methods=[drafter.name for drafter in everyone],
     )

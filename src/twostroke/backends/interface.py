@@ -13,6 +13,7 @@ from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.grammar import Grammars
 from twostroke.core.kv_blocks import BlockConverter, KeptBlocks, KVFormat
 from twostroke.core.kv_layout import KVLayout
+from twostroke.core.speculation import DrafterState
 from twostroke.core.step import Step, StepResult
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
@@ -102,6 +103,9 @@ class SpeculatingBackend(Protocol):
 
     def forget_texts(self) -> None:
         """Drop what drafts are made from of requests that ended, before the next step."""
+
+    def drafter_states(self) -> tuple[DrafterState, ...]:
+        """How each drafter fares, for whoever operates the engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,15 +111,18 @@ def _up(
     worker_options: list[str],
     console: Console,
 ) -> None:
+    from twostroke.cluster.cards import VISIBLE, dealt, visible_cards
     from twostroke.cluster.fleet import Fleet, FleetPlan
     from twostroke.cluster.role import Role
     from twostroke.cluster.routers import check_router
     from twostroke.models.resolve import resolve
 
     check_router(router)
+    cards = dealt(visible_cards(os.environ.get(VISIBLE)), len(roles), worker_options)
     resolve(model, progress=console.print)  # once, before several workers would
     folder = fleet_client.fleets_folder() / str(os.getpid())
-    plan = FleetPlan(model, tuple(map(Role, roles)), router, port, folder, tuple(worker_options), drain_s, host)
+    given = tuple(worker_options)
+    plan = FleetPlan(model, tuple(map(Role, roles)), router, port, folder, given, drain_s, host, cards)
     running = Fleet(plan, console.print)
 
     def stop(number: int, frame: Any) -> None:

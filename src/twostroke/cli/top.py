@@ -14,6 +14,7 @@ from rich.text import Text
 from twostroke.cli import fleet_client, request_table, server_client, top_fleet, units
 from twostroke.cluster.status import Told
 from twostroke.core.errors import BackendError
+from twostroke.core.speculation import DrafterState
 from twostroke.core.step_record import StepTotals
 
 
@@ -77,8 +78,24 @@ def _engine_lines(now: dict[str, Any], before: dict[str, Any], elapsed_s: float)
         f" · waiting {engine['waiting']} · {engine['prefill_backlog_tokens']:,} tokens to read{taking}",
         f"KV        {used / max(1, free + cached + used):.0%} held, {cached} of {free + cached + used} blocks cached"
         f" · prefix hits {hit_rate} · preemptions {engine['preemptions']}{filling}",
+        *_drafter_lines(engine.get("drafters", ())),
         *_level_lines(engine.get("levels", ()), now.get("goodput", {})),
     ]
+
+
+def _drafter_lines(drafters: Sequence[Sequence[Any]]) -> list[str]:
+    """Of those that something is wrong with."""
+    lines: list[str] = []
+    for state in (DrafterState(*told) for told in drafters):
+        said = []
+        if state.is_doubted:
+            said.append("hardly ever guesses right: most likely it was made for another model")
+        if state.num_faults:
+            out = ", and is asked no more for now" if state.is_out else ""
+            said.append(f"failed {state.num_faults} times{out}: the server's log says how")
+        if said:
+            lines.append(f"drafter   {state.name} {' · '.join(said)}")
+    return lines
 
 
 def _level_lines(levels: Sequence[dict[str, Any]], goodput: dict[str, float]) -> list[str]:

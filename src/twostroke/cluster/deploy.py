@@ -23,7 +23,7 @@ from twostroke.cluster.door import Door
 from twostroke.cluster.fleet import LOOPBACK, free_port
 from twostroke.cluster.keys import FLEET_KEY_VARIABLE, environment_of, new_fleet_key, router_key
 from twostroke.cluster.pool_policy import PoolPolicy, flat
-from twostroke.cluster.replica import Child, WorkerReplica
+from twostroke.cluster.replica import Child, WorkerReplica, ways_of_kv
 from twostroke.cluster.role import Role
 from twostroke.cluster.router_client import RouterClient
 from twostroke.cluster.routers import RouterPlan, check_router
@@ -48,7 +48,7 @@ class Pool:
         options = [plan.model, *plan.options, *pool.options]
         host = _host_beside(url)
         if pool.role is not Role.BOTH:
-            options += ["--role", pool.role.value, *_ways_of_kv(host)]
+            options += ["--role", pool.role.value, *ways_of_kv(host, (*_machines(), *plan.peers))]
         if pool.gpus > 1:
             options += ["--tensor-parallel", str(pool.gpus)]
         environment = environment_of(fleet_key)
@@ -126,12 +126,9 @@ def _host_beside(router_url: str) -> str:
     return LOOPBACK if urlsplit(router_url).hostname in (LOOPBACK, "localhost") else _own_host()
 
 
-def _ways_of_kv(host: str) -> list[str]:
-    """Where others take this worker's KV, and from which machines it takes theirs: those that the cluster has now."""
-    if host == LOOPBACK:
-        return []
-    peers = sorted({str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]})
-    return ["--transfer-host", host, *(part for peer in peers for part in ("--peer", peer))]
+def _machines() -> list[str]:
+    """Those that the cluster has now."""
+    return [str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]]
 
 
 def _own_host() -> str:

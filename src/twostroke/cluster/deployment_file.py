@@ -3,6 +3,8 @@
 model = "smollm2"
 options = ["--max-context", "4096"]     # of `twostroke serve`, for every worker
 drain_s = 30                            # what answers may take to end before a replica is removed
+peers = ["10.0.0.0/24"]                 # addresses and networks that machines of this fleet may have, beside those that
+                                        # Ray knows when a replica starts: KV is taken from no other
 
 [router]                                # smg, started in the cluster; or router = "http://10.0.0.7:8000", that is there
 host = "127.0.0.1"                      # where it listens
@@ -26,12 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from twostroke.backends import BACKENDS, why_no_ranks
+from twostroke.cluster.cards import option_of
 from twostroke.cluster.endpoints import check_url
+from twostroke.cluster.machines import Machines
 from twostroke.cluster.role import Role
 from twostroke.core.errors import BadRequestError
 from twostroke.core.setting import shown
@@ -65,6 +68,8 @@ class DeploymentPlan:
     router_resource: str | None = None
     options: tuple[str, ...] = ()
     drain_s: float = 30.0
+    peers: tuple[str, ...] = ()
+    """Machines and networks that KV may be taken from, beside those that are there when a replica starts."""
     scaling: tuple[tuple[str, float], ...] = ()
 
 
@@ -76,7 +81,7 @@ def read_deployment(path: str | Path) -> DeploymentPlan:
 def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
     """Raises BadRequestError, naming the place, for anything that is not as described above."""
     given = parse_toml(text, source)
-    refuse_unknown(given, ("model", "options", "drain_s", "router", "pools", "scaling"), source)
+    refuse_unknown(given, ("model", "options", "drain_s", "peers", "router", "pools", "scaling"), source)
     model = given.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequestError(f'{source}: model must be a name or a path, like "smollm2", not {shown(model):.60}')
@@ -102,6 +107,7 @@ def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
         router_resource=resource,
         options=options,
         drain_s=_number(given, "drain_s", 30.0, 0.0, 86400.0, source),
+        peers=_peers(given, source),
         scaling=tuple((name, _number(scaling, name, 0.0, 0.0, 1e6, f"{source}: scaling")) for name in scaling),
     )
 
@@ -146,11 +152,8 @@ def _check_cards(pool: PoolPlan, options: Sequence[str], where: str) -> None:
 
 def _backend(options: Sequence[str]) -> str:
     """That a server with these options has on a machine with cards."""
-    named = ON_CARDS
-    for option, value in pairwise((*options, "")):
-        if option == "--backend" or option.startswith("--backend="):
-            named = option.removeprefix("--backend").removeprefix("=") or value
-    return ON_CARDS if named not in BACKENDS else named  # `auto` takes it first
+    named = option_of(options, "--backend")
+    return named if named in BACKENDS else ON_CARDS  # `auto` takes it first
 
 
 def _pool(role: Role, given: Any, where: str) -> PoolPlan:
@@ -179,10 +182,20 @@ def _resource(given: Mapping[str, Any], where: str) -> str | None:
 
 
 def _options(given: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    options = given.get("options", [])
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise BadRequestError(f'{where}: options must be a list of texts, like ["--threads", "2"]')
-    return tuple(options)
+    return _texts(given, "options", '["--threads", "2"]', where)
+
+
+def _peers(given: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    peers = _texts(given, "peers", '["10.0.0.0/24"]', where)
+    Machines(peers, f"{where}: peers")  # as each of its servers reads them
+    return peers
+
+
+def _texts(given: Mapping[str, Any], name: str, example: str, where: str) -> tuple[str, ...]:
+    found = given.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise BadRequestError(f"{where}: {name} must be a list of texts, like {example}")
+    return tuple(found)
 
 
 def _number(

@@ -17,6 +17,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 from twostroke.cluster.bound_child import bound
+from twostroke.cluster.cards import VISIBLE
 from twostroke.cluster.children import MOST_RESTARTS, Child, how_it_ended
 from twostroke.cluster.keys import environment_of, new_fleet_key, router_key, write_secret
 from twostroke.cluster.role import Role
@@ -52,6 +53,8 @@ class FleetPlan:
     """What workers may take to end, after they were told."""
     host: str = LOOPBACK
     """Where the router listens."""
+    cards: tuple[str, ...] = ()
+    """What CUDA_VISIBLE_DEVICES is for each worker; none: what it is here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,8 @@ class Fleet:
         if self._router_plan.registers:
             serve += ["--register", self.url]
         name = f"worker-{place}" if role is Role.BOTH else f"{role.value}-{place}"
-        return Member(self._child(name, bound([*serve, *self._plan.worker_options]), **_card(place)), role, url)
+        card = {VISIBLE: self._plan.cards[place]} if self._plan.cards else {}
+        return Member(self._child(name, bound([*serve, *self._plan.worker_options]), **card), role, url)
 
     @property
     def members(self) -> list[Member]:
@@ -238,12 +242,6 @@ def free_port() -> int:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _card(place: int) -> dict[str, str]:
-    """Where several cards are named for this process, each worker has one of them."""
-    cards = [card for card in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if card.strip()]
-    return {"CUDA_VISIBLE_DEVICES": cards[place % len(cards)].strip()} if len(cards) > 1 else {}
 
 
 def _answers(url: str) -> bool:

@@ -38,6 +38,8 @@ class Registration:
         self._api_key = api_key
         self._stand_in = StandIn(router, url, say, api_key=api_key) if role is Role.DECODE else None
         self._look_s = look_s if self._stand_in is None else min(look_s, STAND_IN_LOOK_S)
+        self.router_addresses: frozenset[str] = frozenset()
+        """As of the last look: a router that is started anew may have another."""
         self._worker_id: str | None = None
         self._trouble: str | None = None
         """What was said last of a router that does not take this server in."""
@@ -68,6 +70,7 @@ class Registration:
     def _look(self) -> None:
         with self._turn:
             if not self._is_leaving:
+                self.router_addresses = self.router.addresses() or self.router_addresses
                 self._look_once()
 
     def _look_once(self) -> None:

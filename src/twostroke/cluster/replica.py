@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
+from twostroke.cluster.endpoints import LOOPBACK
 from twostroke.cluster.router_client import ROUTER_KEY_VARIABLE, RouterClient
 from twostroke.core.errors import BackendError
 
@@ -52,6 +53,14 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(self._limit_s + MARGIN_S)
         self._process.kill()
+
+
+def ways_of_kv(host: str, machines: Iterable[str]) -> list[str]:
+    """Options of `twostroke serve`: where others take this worker's KV, and from which machines and networks it takes
+    theirs. On a machine's own address nobody else is reached."""
+    if host == LOOPBACK:
+        return []
+    return ["--transfer-host", host, *(part for machine in sorted({*machines}) for part in ("--peer", machine))]
 
 
 class WorkerReplica:

@@ -4,10 +4,11 @@ vllm-router's is read only. The standard library alone; every call blocks, withi
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import dataclass
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from twostroke.cluster.role import KV_CONNECTOR, Role
@@ -86,6 +87,14 @@ class RouterClient:
         except RouterError as error:
             if error.status != 404:
                 raise
+
+    def addresses(self) -> frozenset[str]:
+        """Of the router's machine, as its name has them now; none, where nobody knows the name."""
+        try:
+            found = socket.getaddrinfo(urlsplit(self.url).hostname, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return frozenset()
+        return frozenset(str(entry[4][0]).partition("%")[0] for entry in found)
 
     def is_up(self) -> bool:
         try:

@@ -1,6 +1,6 @@
 """`kv_transfer_params`: what an engine that read a prompt tells the one that will write the answer, through routers
 that copy the object unread. What counts in it is one signed text: the fleet's key made it, for one prompt, for a while.
-Anything else is refused, for the object names a machine to connect to and memory to read."""
+Anything else is refused, or brings nothing: the object names a machine to connect to and memory to read."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def opened(
     now_s: float | None = None,
 ) -> Handoff:
     """What a signed object says of this prompt. Raises BadRequestError for one that the fleet's key did not make, or
-    for another prompt, or of a machine that is not one of `hosts`. One that came too late is believed, and brings
+    for another prompt. One that came too late, or of a machine that is not one of `hosts`, is believed, and brings
     nothing: whoever writes reads the prompt."""
     payload = _checked_payload(key, params.get(TICKET))
     now_s = time.time() if now_s is None else now_s
@@ -112,13 +112,14 @@ def opened(
     if not hmac.compare_digest(str(payload["prompt"]), prompt_digest(key, token_ids)):
         raise BadRequestError(f"{FIELD} was made for another prompt")
     host = str(json.loads(payload["peer"]).get("host", ""))
-    if host not in hosts:
-        raise BadRequestError(f"{FIELD} names the machine {host!r}, which is not one of this server's peers (--peer)")
     way_s = _way_s(payload, now_s, is_near=_is_this_machine(host))
     if now_s > payload["until"] + SKEW_S:
         why = f"it came too late: its KV was kept until {now_s - payload['until']:.0f} s ago"
         if now_s > payload["until"] + SKEW_S + LATE_S:
             return unread(why)
+        return replace(unread(why, *_seconds(payload), way_s), lease_id=payload["lease"])
+    if host not in hosts:  # a machine that joined the fleet later, say
+        why = f"{host} has its KV, and is none of this server's peers (--peer)"
         return replace(unread(why, *_seconds(payload), way_s), lease_id=payload["lease"])
     return Handoff(
         payload["lease"],

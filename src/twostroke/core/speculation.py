@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.setting import is_integer, shown
@@ -32,6 +33,19 @@ class SpeculationParams:
     @property
     def is_off(self) -> bool:
         return self.method == OFF or self.max_drafts == 0
+
+
+class DrafterState(NamedTuple):
+    """What an operator should know of one drafter. The words of its faults are in the log alone: they may quote what a
+    request said."""
+
+    name: str
+    num_faults: int = 0
+    """Times that it raised, returned rubbish or took too long to hear of tokens."""
+    is_out: bool = False
+    """Whether nobody asks it, for a while or for good."""
+    is_doubted: bool = False
+    """Whether it hardly ever guesses right: most likely it was made for another model."""
 
 
 NO_DRAFTS = SpeculationParams(method=OFF)

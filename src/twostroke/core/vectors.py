@@ -61,18 +61,22 @@ class VectorFacts:
             known = ", ".join(self.prompts) or "none"
             raise BadRequestError(f"prompt_name is {shown(name)}; this model's prompts are: {known}")
         chosen = name if name is not None else self.default_prompt
-        whole = text if chosen is None else self.prompts[chosen] + text
-        return whole.lower() if self.lowers_case else whole
+        return self.unprompted(text if chosen is None else self.prompts[chosen] + text)
+
+    def unprompted(self, text: str) -> str:
+        """A text as it is tokenized, behind no prompt."""
+        return text.lower() if self.lowers_case else text
 
     @property
     def query_prompt(self) -> str | None:
         """The name of the one that stands before what is searched for; None: the default."""
-        return next((name for name in ("query",) if name in self.prompts), None)
+        return next((name for name in ("query", "search_query", "retrieval.query") if name in self.prompts), None)
 
     @property
     def document_prompt(self) -> str | None:
         """The same of what is searched."""
-        return next((name for name in ("document", "passage", "corpus") if name in self.prompts), None)
+        names = ("document", "passage", "corpus", "search_document", "retrieval.passage")
+        return next((name for name in names if name in self.prompts), None)
 
     def check_instruction(self, instruction: str | None) -> None:
         """Raise where a request has one, and the model reads none."""
@@ -98,9 +102,13 @@ def vector_of(raw: bytes, dimensions: int | None = None) -> array[float]:
         numbers.byteswap()
     if dimensions is None or dimensions >= len(numbers):
         return numbers
-    cut = numbers[:dimensions]
-    length = max(_length(cut), 1e-12)
-    return array("f", [number / length for number in cut])
+    return normalised(numbers[:dimensions])
+
+
+def normalised(numbers: array[float]) -> array[float]:
+    """Brought to length 1."""
+    length = max(_length(numbers), 1e-12)
+    return array("f", [number / length for number in numbers])
 
 
 def score_of(facts: VectorFacts, raw: bytes) -> float:

@@ -4,16 +4,11 @@ what their weights are published in."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class KnownShape:
-    config: Mapping[str, Any]
-    weights: str = "bf16"
-    """What its makers publish the weights in: a name of WEIGHT_FORMATS."""
+from twostroke.cost.known_shape import KnownShape
+from twostroke.cost.known_shape import sizes as _config
+from twostroke.cost.newer_shapes import NEWER_ALIASES, NEWER_SHAPES
 
 
 def find_known_shape(name: str) -> KnownShape | None:
@@ -23,23 +18,8 @@ def find_known_shape(name: str) -> KnownShape | None:
 
 def _key(name: str) -> str:
     key = re.sub(r"[\s_-]+", "", name.lower().rpartition("/")[2])
-    key = re.sub(r"(instruct|chat|base|it)?(2507|v0\.\d)?$", "", key)
+    key = re.sub(r"(instruct|reasoning|chat|base|it)?(2507|2512|v0\.\d)?$", "", key)
     return key.removeprefix("meta")
-
-
-def _config(
-    kind: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any
-) -> dict[str, Any]:
-    return {
-        "model_type": kind,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocab,
-        **more,
-    }
 
 
 _LLAMA3 = {"vocab": 128_256, "max_position_embeddings": 131_072}
@@ -273,6 +253,14 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
     ),
 }
 
-_ALIASES = {"llama-3-8b": "Llama-3.1-8B", "llama-3-70b": "Llama-3.1-70B", "deepseek-r1": "DeepSeek-V3"}
+KNOWN_SHAPES |= NEWER_SHAPES
+
+_ALIASES = {
+    "llama-3-8b": "Llama-3.1-8B",
+    "llama-3-70b": "Llama-3.1-70B",
+    "deepseek-r1": "DeepSeek-V3",
+    "deepseek-v3.1": "DeepSeek-V3",
+    **NEWER_ALIASES,
+}
 _BY_KEY = {_key(name): shape for name, shape in KNOWN_SHAPES.items()}
 _BY_KEY |= {_key(alias): KNOWN_SHAPES[name] for alias, name in _ALIASES.items()}

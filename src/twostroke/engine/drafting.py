@@ -10,7 +10,7 @@ from twostroke.backends.interface import (
     UnseenBackend,
 )
 from twostroke.core.errors import BadRequestError
-from twostroke.core.speculation import AUTO
+from twostroke.core.speculation import AUTO, DrafterState
 from twostroke.cost.step_cost import StepCost
 from twostroke.speculation.budget import DraftBudget
 from twostroke.speculation.drafter import Drafter
@@ -48,6 +48,11 @@ def speculation(
     names = [*(drafter.name for drafter in drafters), *on_device]
     why = "forced, or looked up in prompt and answer; computed where they pay" if asked == AUTO else "asked for"
     return DraftBudget(step_cost.seconds, backend.max_drafts, names), f"speculation {' and '.join(names)}: {why}"
+
+
+def drafter_states(backend: Backend) -> tuple[DrafterState, ...]:
+    """How each drafter fares, for whoever operates the engine."""
+    return backend.drafter_states() if isinstance(backend, SpeculatingBackend) else ()
 
 
 def _text_drafter(name: str, shares: bool) -> Drafter:

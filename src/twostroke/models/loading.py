@@ -10,7 +10,7 @@ from typing import Any
 from twostroke.core.errors import ModelError
 from twostroke.models.canonical import canonical_tensors, is_left_out, num_experts_of, targets_of
 from twostroke.models.checkpoint import Checkpoint, FileTensors
-from twostroke.models.families import family_of_config, family_of_gguf, text_half
+from twostroke.models.families import family_of_config, family_of_gguf, spec_of, text_half
 from twostroke.models.families.declaration import Family, TensorNames
 from twostroke.models.families.fields import Fields, shown
 from twostroke.models.json_files import read_json
@@ -120,7 +120,7 @@ def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise config.error("architectures", f"must be a list of one name, not {shown(architectures)}")
     family = family_of_config(architectures[0])
-    return family, family.spec_from_config(config)
+    return family, spec_of(family, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

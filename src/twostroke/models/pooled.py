@@ -67,7 +67,10 @@ def pooling_of_folder(folder: Path, name: str, family: Family, spec: ModelSpec, 
             "vector"
         )
     if not spec.is_causal:
-        raise ModelError(f"{folder}: its tokens see each other both ways, and no {MODULES} says how they are pooled")
+        said = " (is_causal is false)" if config.get("is_causal") is False else ""
+        raise ModelError(
+            f"{folder}: its tokens see each other both ways{said}, and no {MODULES} says how they are pooled"
+        )
     return None
 
 

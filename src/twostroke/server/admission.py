@@ -17,6 +17,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.vectors import VECTOR_SAMPLING
 from twostroke.server.calls import Call, ClientWatch, client_gone, too_late
 from twostroke.server.client import EngineClient, EngineState
+from twostroke.server.connections import CALLER_SCOPE
 from twostroke.server.errors import CLIENT_GONE, REQUEST_ID_SCOPE, ApiError, engine_unavailable
 from twostroke.server.handoffs import NO_HANDOFF, Handoffs, HandoffWish
 from twostroke.server.inbox import Inbox
@@ -118,8 +119,9 @@ class Admission:
         if place.watch.is_gone:
             self._metrics.disconnects.inc()
             raise client_gone()
-        host = request.client.host if request.client is not None else ""
-        wish = self._handoffs.asked_by(wish, host, request.scope.get(REQUEST_ID_SCOPE, ""))
+        wish = self._handoffs.asked_by(
+            wish, request.scope.get(CALLER_SCOPE, ""), request.scope.get(REQUEST_ID_SCOPE, "")
+        )
         work = self._take_quota(key, prompts, sampling)
         try:
             inbox = self._client.submit(

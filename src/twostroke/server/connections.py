@@ -22,11 +22,14 @@ from twostroke.server.turns import Turnstile
 
 SINK_SCOPE = "twostroke.sink"
 """Where in a request's scope its EventSink is, if its answer may be written to one."""
+CALLER_SCOPE = "twostroke.caller"
+"""Where in a request's scope the address is that its connection came from, whatever its headers say."""
 
 MAX_UNSENT_BYTES = 128 * 1024
 """What the system may keep for a client that does not read, beside the 64 KiB kept here. Left to itself it would keep
 megabytes, and that many tokens would be written for nobody."""
 
+LOOPBACK = "127.0.0.1"
 LINGER_S = 1.0
 MAX_LINGERING = 32
 
@@ -218,8 +221,15 @@ class Connection(H11Protocol):
             self._relax()
         if self.cycle is not None and self.cycle is not self._has_sink:
             self._has_sink = self.cycle  # its task has not run yet
+            self.scope[CALLER_SCOPE] = self._caller()  # type: ignore[literal-required]
             if self.scope["http_version"] == "1.1" and self.scope["method"] != "HEAD":
                 self.scope[SINK_SCOPE] = EventSink(self)  # type: ignore[literal-required]
+
+    def _caller(self) -> str:
+        """A machine that calls its own address calls from the same: nobody else can."""
+        if self.client is None:
+            return ""
+        return LOOPBACK if self.server is not None and self.client[0] == self.server[0] else self.client[0]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

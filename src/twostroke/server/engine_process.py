@@ -29,6 +29,7 @@ from twostroke.core.step import Step, StepResult
 from twostroke.cost.floor import work_of
 from twostroke.cost.trust import doubt_of
 from twostroke.engine.build import Assembly, build
+from twostroke.engine.drafting import drafter_states
 from twostroke.engine.explaining import engine_facts, trusted_cost
 from twostroke.engine.tiers import tier_report
 from twostroke.server import messages as m
@@ -258,6 +259,7 @@ class EngineLoop:
                 blocks=tuple((group.free, group.cached, group.used) for group in counts.blocks),
                 steps=self._steps,
                 drafts=self._drafts,
+                drafters=drafter_states(self._engine.backend),
                 totals=None if last is None else last.totals,
                 step_cost=None if cost is None else (cost.ceilings, cost.coefficients),
                 step_cost_doubt=doubt_of(self._engine.step_cost),

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from twostroke.cluster import tickets
+from twostroke.cluster.machines import Machines
 from twostroke.cluster.role import Role
 from twostroke.core.errors import BadRequestError
 from twostroke.core.handoff import Handoff
@@ -55,11 +55,14 @@ def with_params(reply: dict[str, Any], handed_on: HandedOn | None, handoff: Hand
 
 class Handoffs:
     def __init__(self, role: str | None, key: bytes, peers: Sequence[str], router_hosts: Sequence[str] = ()) -> None:
-        """`role`: None: of no fleet. `peers`: machines that KV may be taken from, beside this one. `router_hosts`:
-        addresses and networks that may ask for a prompt to be read; none: any may."""
+        """`role`: None: of no fleet. `peers`: machines and networks that KV may be taken from, beside this machine.
+        `router_hosts`: addresses and networks that may ask for a prompt to be read, beside this machine; none: the
+        router may that this server registers with."""
         self.role = role
-        self._routers = [_network(host) for host in router_hosts]
-        self._key, self._peers = key, _Hosts(peers)
+        self._routers = Machines(router_hosts, "--router-host", has_names=False)
+        self._key, self._peers = key, _Peers(peers)
+        self.registered_at: Callable[[], Collection[str]] = tuple
+        """The addresses of that router."""
         self._used: dict[str, float] = {}  # leases that requests came with, and until when to remember them
 
     def wish(self, params: dict[str, Any] | None, prompts: Sequence[tuple[int, ...]]) -> HandoffWish:
@@ -94,7 +97,8 @@ class Handoffs:
         that unsigned."""
         if not wish.lease_id:
             return wish
-        if self._routers and not (is_loopback_address(host) or _is_in(host, self._routers)):
+        routers = self._routers or Machines(self.registered_at(), "--register")
+        if not (is_loopback_address(host) or host in routers):
             raise _refused(f"asks this server to read for another one, and {host} is no router's (--router-host)")
         found = _WRITER.search(request_id)
         return wish if found is None else wish._replace(writer=found[1])
@@ -123,33 +127,14 @@ class Handoffs:
         return None if handoff is None else tickets.signed(self._key, handoff, token_ids)
 
 
-class _Hosts:
+class _Peers(Machines):
     """Machines that KV may be taken from: this one, and those that are named."""
 
     def __init__(self, named: Sequence[str]) -> None:
-        self._named = frozenset(named)
+        super().__init__(named, "--peer")
 
     def __contains__(self, host: object) -> bool:
-        return isinstance(host, str) and (host in self._named or is_loopback(host))
-
-
-def _network(text: str) -> IPv4Network | IPv6Network:
-    try:
-        return ip_network(text, strict=False)
-    except ValueError:
-        raise BadRequestError(
-            f"--router-host must be an address or a network (10.0.0.0/24), not {text!r:.60}"
-        ) from None
-
-
-def _is_in(host: str, networks: Sequence[IPv4Network | IPv6Network]) -> bool:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False  # a socket of this machine's files, say
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return any(address in network for network in networks)
+        return super().__contains__(host) or (isinstance(host, str) and is_loopback(host))
 
 
 def _refused(why: str) -> Exception:

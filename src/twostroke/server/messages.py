@@ -15,6 +15,7 @@ from twostroke.core.handoff import HandoffTotals
 from twostroke.core.kv_layout import KVGroup
 from twostroke.core.request import Request
 from twostroke.core.service_level import ServiceLevel
+from twostroke.core.speculation import DrafterState
 from twostroke.core.step_record import StepTotals
 from twostroke.core.tier_report import TierReport
 from twostroke.core.vectors import VectorFacts
@@ -186,6 +187,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """By kind, of STEP_KINDS."""
     drafts: dict[str, DraftCounts] = {}
     """By method."""
+    drafters: tuple[DrafterState, ...] = ()
     totals: StepTotals | None = None
     """Sums over the engine's steps."""
     step_cost: FittedCost | None = None

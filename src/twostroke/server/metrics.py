@@ -171,6 +171,7 @@ class _EngineCollector(Collector):
                 yield from handoff_metrics(stats.handoffs)
             yield _steps(stats)
             yield from _drafts(stats)
+            yield from _drafters(stats)
             if stats.step_cost_error is not None:
                 yield GaugeMetricFamily(
                     "twostroke_step_cost_error_ratio",
@@ -268,6 +269,23 @@ def _drafts(stats: Stats) -> Iterator[Metric]:
     yield computed
     yield held
     yield lengths
+
+
+def _drafters(stats: Stats) -> Iterator[Metric]:
+    faults = CounterMetricFamily(
+        "twostroke_drafter_faults", "Times that a drafter failed, each a turn that it lost", labels=["method"]
+    )
+    out = GaugeMetricFamily("twostroke_drafter_out", "1 while it is asked for nothing, as it failed", labels=["method"])
+    doubted = GaugeMetricFamily(
+        "twostroke_drafter_doubted", "1 once it was found to guess hardly ever right", labels=["method"]
+    )
+    for state in stats.drafters:
+        faults.add_metric([state.name], state.num_faults)
+        out.add_metric([state.name], state.is_out)
+        doubted.add_metric([state.name], state.is_doubted)
+    yield faults
+    yield out
+    yield doubted
 
 
 def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

@@ -38,6 +38,8 @@ async def rerank(body: RerankBody, request: Request) -> Response:
         own.check_instruction(body.instruction)
     except BadRequestError as error:
         raise bad_request(str(error), "instruction") from None
+    if None not in (body.top_n, body.top_k) and body.top_n != body.top_k:
+        raise bad_request(f"top_k is {body.top_k}, and top_n is {body.top_n}", "top_k")
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     v.check_count(len(documents), "documents")
     limit = v.limit_of(body.truncate_prompt_tokens, facts)
@@ -52,7 +54,8 @@ async def rerank(body: RerankBody, request: Request) -> Response:
 
 @router.post("/v2/rerank")
 async def rerank_as_cohere(body: RerankBody, request: Request) -> Response:
-    """Cohere's path of it."""
+    """Cohere's path of it: its second version gives no documents back."""
+    body.return_documents = bool(body.return_documents)
     return await rerank(body, request)
 
 
@@ -111,7 +114,7 @@ def _reply(found: v.Vectors, own: VectorFacts, body: RerankBody, documents: list
     else:
         query, *others = (vector_of(raw) for raw in found.raw)
         scores = [cosine(query, other) for other in others]
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or body.top_k or None]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if body.return_documents is not False:
         for result in results:

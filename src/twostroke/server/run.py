@@ -161,6 +161,7 @@ async def _serve(
     levels = LevelChoice(promised, promised.keys, settings.api_keys, settings.key_names)
     service = Service(settings, client, metrics, tracing, levels)
     if registration is not None:
+        service.handoffs.registered_at = lambda: registration.router_addresses
         service.elsewhere = Elsewhere(registration.router, registration.url, 2 * settings.limits.max_body_bytes)
     if recorder is not None:
         service.hub.record(recorder)

@@ -262,6 +262,16 @@ class EmbeddingBody(VectorBody):
         None, ge=1, le=MAX_COUNT, description="This many of the first numbers, normalised anew."
     )
     prompt_name: Text | None = Field(None, max_length=256, description="Of the model's prompts; default: its own.")
+    input_type: Text | None = Field(
+        None, max_length=256, description="Cohere's, Voyage's and NIM's word for it: query, search_document and so on."
+    )
+    task: Text | None = Field(None, max_length=256, description="Jina's word for it: retrieval.query and so on.")
+    normalized: bool | None = Field(None, description="Vectors of length 1; what is left out: as the model has them.")
+    output_dimension: Count | None = Field(None, description="As dimensions.")
+    embedding_type: Text | Few[Text] | None = Field(None, description="As encoding_format: float or base64.")
+    output_dtype: Text | None = Field(None, description="float: no other is written.")
+    late_chunking: bool | None = None
+    return_multivector: bool | None = None
 
 
 class TextDocument(Body):
@@ -270,9 +280,10 @@ class TextDocument(Body):
 
 class RerankBody(VectorBody):
     query: Text
-    documents: Many[Text] | Few[TextDocument]
+    documents: Many[Text] | Few[Text | TextDocument]
     top_n: int | None = Field(None, ge=0, le=MAX_COUNT, description="This many of the best; 0 or none: all.")
-    return_documents: bool | None = Field(None, description="The texts, too; default: yes.")
+    top_k: int | None = Field(None, ge=0, le=MAX_COUNT, description="As top_n.")
+    return_documents: bool | None = Field(None, description="The texts, too; default: yes, but not of /v2/rerank.")
     max_tokens_per_doc: int | None = Field(
         None, ge=0, le=MAX_COUNT, description="Documents are cut to this many; 0: not."
     )

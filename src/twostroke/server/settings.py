@@ -214,7 +214,8 @@ class ServerSettings:
     peers: tuple[str, ...] = several(
         "texts",
         FLEET,
-        "Another machine that KV may be fetched from, by the name in its --transfer-host; may be given several times.",
+        "Another machine that KV may be fetched from, by the address or name in its --transfer-host; or a network of "
+        "such machines (10.0.0.0/24). May be given several times. What any other machine has read is read here again.",
         flag="--peer",
         metavar="HOST",
     )
@@ -222,7 +223,7 @@ class ServerSettings:
         "texts",
         FLEET,
         "The address (10.0.0.1) or network (10.0.0.0/24) of routers that may ask this server to read a prompt for "
-        "another one. This machine always may. May be given several times. Default: any caller may ask.",
+        "another one. This machine always may. May be given several times. Default: the router of --register.",
         flag="--router-host",
         metavar="HOST",
     )

@@ -114,10 +114,10 @@ async def collect(call: Call, count: int) -> Vectors:
     return Vectors(raw, timings)
 
 
-def check_dimensions(vectors: VectorFacts, dimensions: int | None) -> None:
+def check_dimensions(vectors: VectorFacts, dimensions: int | None, param: str = "dimensions") -> None:
     try:
         vectors.check_dimensions(dimensions)
     except BadRequestError as error:
-        raise bad_request(str(error), "dimensions") from None
+        raise bad_request(str(error), param) from None
     if vectors.scores:
         raise bad_request("this model scores pairs of texts and gives no vectors: use /v1/rerank", "model")

@@ -68,6 +68,7 @@ class Guard:
 
     def _fault(self, turn: Turn, what: str) -> None:
         turn.num_faults += 1
+        turn.num_faults_in_all += 1
         if not turn.is_told:
             turn.is_told = True
             self.tell(f"the drafter {turn.drafter.name} {what}")

@@ -11,6 +11,7 @@ from functools import partial
 
 from twostroke.core.grammar import ForeseeingMatcher
 from twostroke.core.request import Request
+from twostroke.core.speculation import DrafterState
 from twostroke.core.step import DecodeSlot, DraftCosts, Drafted, Step
 from twostroke.speculation.choice import drafts_that_pay
 from twostroke.speculation.drafter import NOTHING, Ask, ComputingDrafter, Drafter, Proposal
@@ -78,6 +79,10 @@ class Speculator:
     def faults(self) -> list[str]:
         """What went wrong, a sentence each, the latest last."""
         return self._guard.faults
+
+    def states(self) -> tuple[DrafterState, ...]:
+        """Of each drafter; may be asked on any thread."""
+        return tuple(turn.state for turn in self._turns.values())
 
     def watch(self, matcher_of: MatcherOf) -> None:
         """Grammars say what is forced, and what is drafted in vain."""
@@ -229,6 +234,7 @@ class Speculator:
                 turn.close(seq_id)
                 self._guard.call(turn, partial(turn.drafter.close, seq_id))
         count = turn.pause()
+        turn.num_faults_in_all += 1
         if not turn.is_told:
             turn.is_told = True
             self._guard.tell(f"the drafter {name} takes too long to hear of tokens: it has a pause of {count} steps")

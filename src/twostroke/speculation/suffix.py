@@ -1,6 +1,7 @@
 """Suffix lookup: what followed the last tokens of a stream wherever they stood before, in the stream itself and in
 recent requests of the same tenant and salt; never in others'. Knows how likely each guess is: by how often it followed,
-and by what came of guesses behind contexts as long. Keeps a bounded number of tokens; the oldest requests go first."""
+and by what came of guesses behind contexts as long. Keeps a bounded number of tokens; whoever holds most gives up the
+oldest requests, so that nobody pushes out what others said."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from twostroke.speculation.text_window import LONGEST, Text, Window
 
 MAX_TOKENS = 1 << 16
 """That are kept in all, about 0.6 kB each."""
+MAX_SHARES = 32
+"""Tenants and salts whose ended requests are kept where room is short; of more, those that were there longest ago give
+theirs up first, however little it is."""
 FILED_A_TURN = 512
 """A long prompt is taken in pieces, so that no step waits for it."""
 FORGOTTEN_AT_ONCE = 64
@@ -43,6 +47,16 @@ class Trust:
         self._held[length] = self._held[length] * TRUST_FADES + held
 
 
+class Share(Window):
+    """The texts of one tenant and salt, and what is kept of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_tokens = 0
+        self.ended: OrderedDict[int, Text] = OrderedDict()
+        """Texts of requests that ended, by number, the one that goes first at the beginning."""
+
+
 class SuffixDrafter:
     name = "suffix"
     covers: tuple[str, ...] = ("ngram",)
@@ -52,12 +66,15 @@ class SuffixDrafter:
         """`shares`: requests of a tenant and salt learn from each other; else each from itself alone."""
         self._max_tokens = max_tokens
         self._shares = shares
-        self._windows: dict[Hashable, Window] = {}
+        self._shares_of: dict[Hashable, Share] = {}
+        """Of all who may learn from each other."""
+        self._resting: OrderedDict[Hashable, Share] = OrderedDict()
+        """Those of them that hold texts which ended, the one that was there longest ago first."""
         self._streams: dict[int, Text] = {}
         self._keys: dict[int, Hashable] = {}
         """Of each stream, who it may learn from."""
-        self._closed: OrderedDict[int, tuple[Hashable, Text]] = OrderedDict()
-        """Texts of requests that ended, by number, the one that goes first at the beginning."""
+        self._closed: dict[int, tuple[Hashable, Text]] = {}
+        """Texts of requests that ended, by number."""
         self._waiting: dict[int, Text] = {}
         """By number, texts that are not filed yet, since nobody asks for their streams any more."""
         self._guesses: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -73,17 +90,20 @@ class SuffixDrafter:
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         key = self._keys[seq_id] = self._key(seq_id, request)
-        window = self._windows.setdefault(key, Window())
-        text = self._streams[seq_id] = window.open(self._next_number, token_ids)
+        share = self._shares_of.setdefault(key, Share())
+        text = self._streams[seq_id] = share.open(self._next_number, token_ids)
         self._next_number += 1
         self._count(text)
-        while (donor := text.donor) is not None and donor in self._closed:  # they are in use
-            self._closed.move_to_end(donor)
-            text = self._closed[donor][1]
+        if key in self._resting:
+            self._resting.move_to_end(key)
+        while (donor := text.donor) is not None and donor in share.ended:  # they are in use
+            share.ended.move_to_end(donor)
+            text = share.ended[donor]
 
     def _count(self, text: Text) -> None:
         size = text.size
         self.num_tokens += size - text.counted
+        share_of(text).num_tokens += size - text.counted
         text.counted = size
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
@@ -109,6 +129,10 @@ class SuffixDrafter:
         text.close()
         self._count(text)
         self._closed[text.number] = key, text
+        share = self._shares_of[key]
+        share.ended[text.number] = text
+        self._resting[key] = share
+        self._resting.move_to_end(key)
         if not self._shares:
             self._drop(text.number)
         elif text.num_waiting > 0:
@@ -175,14 +199,10 @@ class SuffixDrafter:
             self._drop(number)
 
     def _make_room(self) -> None:
-        """Forget what is too much: of requests that ended the oldest first, then of the stream that runs longest. In
-        pieces, so that no step waits."""
+        """Forget what is too much, in pieces, so that no step waits."""
         left = 2 * FILED_A_TURN
         while self.num_tokens > self._max_tokens and left > 0:
-            if self._closed:
-                text = next(iter(self._closed.values()))[1]
-            else:
-                text = max(self._streams.values(), key=lambda stream: stream.counted)
+            text = self._next_to_go()
             count = text.window.forget(text, min(left, max(self.num_tokens - self._max_tokens, FORGOTTEN_AT_ONCE)))
             left -= count + 1
             self._count(text)
@@ -191,10 +211,32 @@ class SuffixDrafter:
             elif not count:
                 return
 
+    def _next_to_go(self) -> Text:
+        """Of whoever holds most, the oldest text that ended; the longest stream where nothing ended, or where its owner
+        holds more than all others together and has nothing else."""
+        longest = max(self._streams.values(), key=lambda stream: stream.counted, default=None)
+        if longest is not None:
+            owner = share_of(longest)
+            if not self._resting or (not owner.ended and 2 * owner.num_tokens > self._max_tokens):
+                return longest
+        resting = self._resting.values()
+        share = next(iter(resting)) if len(resting) > MAX_SHARES else max(resting, key=lambda one: one.num_tokens)
+        return next(iter(share.ended.values()))
+
     def _drop(self, number: int) -> None:
         key, text = self._closed.pop(number)
         self._waiting.pop(number, None)
+        share = self._shares_of[key]
         self.num_tokens -= text.counted
-        text.window.drop(text)
-        if not text.window.texts:
-            del self._windows[key]
+        share.num_tokens -= text.counted
+        share.drop(text)
+        del share.ended[number]
+        if not share.ended:
+            del self._resting[key]
+        if not share.texts:
+            del self._shares_of[key]
+
+
+def share_of(text: Text) -> Share:
+    assert isinstance(text.window, Share)
+    return text.window

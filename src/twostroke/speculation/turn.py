@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from twostroke.core.request import Request
+from twostroke.core.speculation import DrafterState
 from twostroke.core.step import DraftCosts
 from twostroke.speculation.acceptance import FIRST_RATE, Acceptance
 from twostroke.speculation.choice import LEAST_GAIN, best_rate
@@ -47,6 +48,7 @@ class Turn:
         self.time = DraftTime()
         self.num_faults = 0
         """In a row."""
+        self.num_faults_in_all = 0
         self.is_told = False
         """Whether its first fault was told."""
         self.spent_s = 0.0
@@ -85,6 +87,10 @@ class Turn:
     @property
     def is_out(self) -> bool:
         return self._pause > 0 or self.num_faults >= MAX_FAULTS
+
+    @property
+    def state(self) -> DrafterState:
+        return DrafterState(self.drafter.name, self.num_faults_in_all, self.is_out, self.is_doubted)
 
     def pause(self) -> int:
         """Whatever held it up may pass: the steps until it is asked again, for streams that begin then."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from twostroke.core.request import Request
+from twostroke.core.speculation import DrafterState
 from twostroke.core.step import DecodeSlot, DraftCosts
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
 from twostroke.speculation.turn import Turn
@@ -39,6 +40,10 @@ class UnseenDrafts:
         """What was said of drafts that never hold."""
         self.fault: str | None = None
         """What went wrong, since when it is asked no more."""
+
+    @property
+    def state(self) -> DrafterState:
+        return DrafterState(self.name, int(self.fault is not None), self.fault is not None, self.doubt is not None)
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         asked = request.sampling.speculation

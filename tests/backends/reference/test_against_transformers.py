@@ -47,6 +47,7 @@ GGUF_VARIANTS = (
     "qwen3",
     "qwen3_moe",
     "mixtral",
+    "gemma",
     "gemma2",
     "gemma3",
     "phi3",
@@ -59,6 +60,7 @@ GGUF_VARIANTS = (
     "glm4_moe_lite",
     "mistral4",
     "glm4_moe",
+    "dots1",
     "ministral3",
     "qwen2_moe",
     "gpt_oss",
@@ -157,7 +159,10 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    ["llama", "llama_llama3", "mistral", "qwen2_window", "qwen3_moe", "mixtral", "gemma2", "gemma3", "phi3_partial"],
+    [
+        *("llama", "llama_llama3", "mistral", "qwen2_window", "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3"),
+        "phi3_partial",
+    ],
 )
 def test_configs_of_the_older_manner(variant: str, tmp_path: Path) -> None:
     folder, model = make_tiny(variant, tmp_path)

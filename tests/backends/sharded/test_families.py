@@ -43,6 +43,7 @@ _WIDER_KEYS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
 FOR_TWO: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_next_mixed", "qwen3_5", "qwen3_5_moe"), _WIDER_KEYS),
     "glm4_moe_lite": {"n_shared_experts": 2},
+    "glm4v_moe": {"n_shared_experts": 2},
 }
 FOR_FOUR: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 160, "num_attention_heads": 8, "num_key_value_heads": 8},

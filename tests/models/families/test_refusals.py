@@ -113,6 +113,29 @@ def test_what_is_refused_before_a_run_is_said_of_a_plan(configs: Configs) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("variant", "sentence"),
+    [
+        ("llama", "its tokens see each other both ways .is_causal is false., and no modules.json says how"),
+        ("deepseek_v3", "config.json: is_causal is False, which is not supported for this model's layers"),
+        ("lfm2", "config.json: is_causal is False, which is not supported for this model's layers"),
+        ("gpt_oss", "config.json: is_causal is False, which is not supported for this model's layers"),
+        ("gemma3_vision", "config.json: is_causal is False beside text_config, and not in it"),
+    ],
+)
+def test_tokens_that_see_both_ways_write_nothing(variant: str, sentence: str, tmp_path: Path) -> None:
+    folder, _ = make_tiny(variant, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "is_causal": True}))
+    assert load_checkpoint(folder).spec.is_causal
+    (folder / "config.json").write_text(json.dumps({**config, "is_causal": False}))
+    with pytest.raises(ModelError, match=sentence):
+        load_checkpoint(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "is_causal": "no"}))
+    with pytest.raises(ModelError, match="is_causal must be true or false, not 'no'"):
+        load_checkpoint(folder)
+
+
 def test_every_family_is_registered_once() -> None:
     names = [name for family in FAMILIES for name in (*family.hf_architectures, *family.gguf_architectures)]
     assert len(names) == len(set(names))

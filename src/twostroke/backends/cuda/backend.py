@@ -49,6 +49,7 @@ from twostroke.core.formats import STORED, Formats
 from twostroke.core.grammar import Grammars
 from twostroke.core.kv_blocks import KVFormat
 from twostroke.core.kv_layout import KVLayout
+from twostroke.core.speculation import DrafterState
 from twostroke.core.step import Step
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.speculation.speculator import Speculator
@@ -233,6 +234,10 @@ class CudaBackend:
     def forget_texts(self) -> None:
         if self._guesser.speculator is not None:
             self._guesser.speculator.forget()
+
+    def drafter_states(self) -> tuple[DrafterState, ...]:
+        on_host = () if self._guesser.speculator is None else self._guesser.speculator.states()
+        return on_host if self.unseen is None else (*on_host, self.unseen.state)
 
     def launch(self, step: Step) -> CudaTicket:
         refuse_drafts(self, step)

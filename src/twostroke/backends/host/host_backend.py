@@ -32,6 +32,7 @@ from twostroke.core.errors import BackendError
 from twostroke.core.grammar import Grammars, GrammarStuckError
 from twostroke.core.kv_blocks import KVFormat
 from twostroke.core.kv_layout import KVLayout
+from twostroke.core.speculation import DrafterState
 from twostroke.core.step import Drafted, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.pooling import Pooling
@@ -216,6 +217,9 @@ class HostBackend(ABC):
     def forget_texts(self) -> None:
         if self.speculator is not None:
             self._launcher.submit(self.speculator.forget)
+
+    def drafter_states(self) -> tuple[DrafterState, ...]:
+        return () if self.speculator is None else self.speculator.states()
 
     def launch(self, step: Step) -> HostTicket:
         refuse_drafts(self, step)

@@ -12,6 +12,7 @@ from typing import Any
 from twostroke.core.errors import ModelError
 from twostroke.models.families import llama
 from twostroke.models.families.declaration import Family
+from twostroke.models.families.direction import with_direction
 from twostroke.models.families.fields import Fields, shown
 from twostroke.models.families.rope import MAX_CONTEXT
 from twostroke.models.spec import ModelSpec
@@ -42,6 +43,11 @@ def family_of_config(architecture: str) -> Family:
 
 def family_of_gguf(architecture: str) -> Family:
     return _find(architecture, _BY_GGUF_ARCHITECTURE)
+
+
+def spec_of(family: Family, config: Fields) -> ModelSpec:
+    """What a config.json declares: what the family reads, and what all families have in common."""
+    return with_direction(family.spec_from_config(config), config)
 
 
 def _find(architecture: str, known: dict[str, Family]) -> Family:
@@ -79,9 +85,8 @@ def declared(config: Mapping[str, Any]) -> Declared:
     refusals: list[str] = []
     fields = Fields("config.json", text, refusals=refusals).over(_SAY_NOTHING_OF_SIZE)
     if family is None:
-        spec = replace(llama.FAMILY.spec_from_config(fields), family=name)
-        return Declared(spec, f"this engine knows no {shown(name)} models: it is counted as a Llama-like decoder", True)
-    spec = family.spec_from_config(fields)
+        return _assumed(name, fields)
+    spec = spec_of(family, fields)
     architecture = _architecture(config)
     if family.not_run is not None:
         return Declared(spec, _not_run(family), is_assumed=False)
@@ -90,6 +95,16 @@ def declared(config: Mapping[str, Any]) -> Declared:
     if refusals:
         return Declared(spec, f"this engine does not run it: {refusals[0]}", is_assumed=False)
     return Declared(spec, None, is_assumed=False)
+
+
+def _assumed(name: str, fields: Fields) -> Declared:
+    """Of a family that nobody declares."""
+    unknown = f"this engine knows no {shown(name)} models"
+    try:
+        spec = replace(llama.FAMILY.spec_from_config(fields), family=name)
+    except ModelError as error:
+        raise ModelError(f"{unknown}, and cannot count this one as a Llama-like decoder: {error}") from None
+    return Declared(spec, f"{unknown}: it is counted as a Llama-like decoder", is_assumed=True)
 
 
 def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -106,7 +106,7 @@ def spec_from_config(
     config.refuse_unless({name: values for name, values in _HF_NEUTRAL.items() if name not in handled})
     for name in _RECURRENT:
         if name not in handled and config.get(name) is not None:
-            raise config.error(name, "tells of layers without attention, which are neither computed nor counted yet")
+            raise config.error(name, "tells of layers that keep a state, which this family is not known to have")
     if "partial_rotary_factor" not in handled:
         for name in ("rope_scaling", "rope_parameters"):
             if (section := config.section(name)) is not None:

@@ -44,8 +44,11 @@ def gemma(spec: ModelSpec) -> ModelSpec:
 def gemma_from_gguf(
     fields: Fields, tensors: Mapping[str, StoredTensor], family: str, handled: Sequence[str]
 ) -> ModelSpec:
-    """Its files leave the activation out."""
-    spec = gemma(decoder.spec_from_gguf(fields, tensors, family, handled=handled))
+    return gemma(with_gelu(decoder.spec_from_gguf(fields, tensors, family, handled=handled)))
+
+
+def with_gelu(spec: ModelSpec) -> ModelSpec:
+    """GGUF files of all Gemmas leave the activation out."""
     return decoder.with_mlps(spec, [DenseMlp(spec.dense_width, "gelu_tanh")] * spec.num_layers)
 
 

@@ -30,4 +30,6 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
 
 _HALVES = dict.fromkeys(("q", "k", "q_bias", "k_bias"), Adjustment.HALVES_FROM_PAIRS)
 _GGUF_NAMES = experts.with_gguf_experts(replace(GGUF_NAMES, adjust=_HALVES))
-FAMILY = Family("llama", ("LlamaForCausalLM",), ("llama",), _from_config, _from_gguf, gguf_names=_GGUF_NAMES)
+FAMILY = Family(
+    "llama", ("LlamaForCausalLM", "LlamaModel"), ("llama",), _from_config, _from_gguf, gguf_names=_GGUF_NAMES
+)

@@ -37,4 +37,4 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return refuse_window(spec, fields)
 
 
-FAMILY = Family("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), _from_config, _from_gguf)
+FAMILY = Family("qwen2", ("Qwen2ForCausalLM", "Qwen2Model"), ("qwen2",), _from_config, _from_gguf)

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: BERT's encoder, whose first positions stand behind the padding's."""
+"""RoBERTa and XLM-RoBERTa: BERT's encoder, whose first positions stand behind the padding's."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from twostroke.models.spec import ModelSpec, StepActivation
 _SCORES: tuple[tuple[str, StepActivation], ...] = (("classifier.dense", "tanh"), ("classifier.out_proj", "identity"))
 
 
-def _from_config(config: Fields) -> ModelSpec:
-    config = config.over({"layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 1})
-    return encoder_spec(config, "xlm-roberta", first_position=config.integer("pad_token_id", 0, 2**20) + 1)
+def _family(name: str, stem: str) -> Family:
+    def from_config(config: Fields) -> ModelSpec:
+        config = config.over({"layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 1})
+        return encoder_spec(config, name, first_position=config.integer("pad_token_id", 0, 2**20) + 1)
+
+    scoring = f"{stem}ForSequenceClassification"
+    return Family(
+        name,
+        (f"{stem}Model", f"{stem}ForMaskedLM", scoring),
+        (),
+        from_config,
+        hf_names=ENCODER_NAMES,
+        classifiers={scoring: _SCORES},
+    )
 
 
-FAMILY = Family(
-    "xlm-roberta",
-    ("XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"),
-    (),
-    _from_config,
-    hf_names=ENCODER_NAMES,
-    classifiers={"XLMRobertaForSequenceClassification": _SCORES},
-)
+ROBERTA = _family("roberta", "Roberta")
+XLM_ROBERTA = _family("xlm-roberta", "XLMRoberta")

@@ -1,0 +1,29 @@
+"""The entry that a model known by name has, and the settings that all have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class KnownShape:
+    config: Mapping[str, Any]
+    weights: str = "bf16"
+    """What its makers publish the weights in: a name of WEIGHT_FORMATS."""
+
+
+def sizes(
+    kind: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        **more,
+    }
