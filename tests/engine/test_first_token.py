@@ -25,6 +25,7 @@ from twostroke.core.events import TokenEvent
 from twostroke.core.handoff import ENDED, Handoff
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.step import Step, StepResult
 from twostroke.core.timing import SequenceTiming
 from twostroke.engine.build import Assembly, assemble
 from twostroke.engine.engine import Engine
@@ -98,7 +99,12 @@ def asked(name: str, length: int = 70, **sampling: Any) -> Request:
 def tell(engine: Engine, requests: Sequence[Request]) -> tuple[Told, dict[str, SequenceTiming]]:
     """One joins a step."""
     told, timings, waiting = Told(), dict[str, SequenceTiming](), list(requests)
-    engine.on_step = lambda step, result: random_requests._note(told, result)
+
+    def note(step: Step, result: StepResult) -> None:
+        told.num_steps += 1
+        told.note(step, result)
+
+    engine.on_step = note
     while waiting or engine.busy:
         if waiting:
             engine.add(waiting.pop(0))
