@@ -6,9 +6,11 @@
 
 Each round asks a fresh prompt of all of them, in turns; nothing else is asked meanwhile. `early`: of the bytes, the
 share that was there before the request for them; `--late` has all of them come after reading. `handoff`: from that
-request to the last of them. `overhead`: both legs' time to first token less that of one server alone, round by
-round; the HTTP calls between are in it, a router is not. `its last tokens`: what that server takes for the same prompt
-with other tokens behind its last whole block, whose KV it has: a writer computes as much, whatever a handoff takes.
+request to the last of them. `first token`: of the leg that writes, which gets it from the one that reads, and waits for
+no KV. `second token`: from the first to the next, as the client is told them; the handoff is in it. `overhead`: both
+legs' time to first token less that of one server alone, round by round; the HTTP calls between are in it, a router is
+not. `of two tokens`: the same to the second. `its last tokens`: what that server takes for the same prompt with other
+tokens behind its last whole block, whose KV it has: a writer computes as much, whatever a handoff takes.
 Rounds before the first that counts use all KV of every server once.
 
 Servers share the cores with each other and with whoever else is there. What others do to a wall clock is more than what
@@ -17,19 +19,22 @@ is looked for, unless the machine is quiet: `processor time more` is that of bot
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shlex
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.fleets import FLEET_OPTIONS, NOBODY, PLAIN_OPTIONS, read, servers, write
+import httpx
+from tests.cluster.fleets import FLEET_OPTIONS, NOBODY, PLAIN_OPTIONS, read, servers
 from tests.cluster.routing import descendants
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 
 BLOCK_SIZE = 16
 NUM_WARM = 10
@@ -43,19 +48,22 @@ class Round:
     """Of the bytes."""
     handoff: float
     reads: float
-    writes: float
+    first_token: float
+    second_token: float
+    """After the first."""
     alone: float
+    alone_second: float
     last_tokens: float
     worked_more: float
     """Processor time of both servers, less that of one server alone; without that of the threads that fetch."""
 
     @property
     def overhead(self) -> float:
-        return self.reads + self.writes - self.alone
+        return self.reads + self.first_token - self.alone
 
     @property
-    def beside_handoff(self) -> float:
-        return self.overhead - self.handoff
+    def of_two_tokens(self) -> float:
+        return self.overhead + self.second_token - self.alone_second
 
 
 def prompt_of(drawn: random.Random, num_tokens: int) -> list[int]:
@@ -73,6 +81,22 @@ def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
     began_s = time.perf_counter()
     answer = ask()
     return time.perf_counter() - began_s, answer
+
+
+def stream(server: RunningServer, path: str, body: dict[str, Any]) -> AbstractContextManager[httpx.Response]:
+    return CLIENT.stream("POST", server.address + path, json=body)
+
+
+def streamed(ask: Callable[[], AbstractContextManager[httpx.Response]]) -> tuple[float, float, dict[str, Any]]:
+    """Until its first token, from there to its second, and its timing. Each token is an event: it has a probability."""
+    began_s, told_s, last = time.perf_counter(), list[float](), "{}"
+    with ask() as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                told_s.append(time.perf_counter())
+                last = line.removeprefix("data: ")
+    timing: dict[str, Any] = json.loads(last)["timing"]
+    return told_s[0] - began_s, told_s[1] - told_s[0], timing
 
 
 def measured(
@@ -94,30 +118,36 @@ def measured(
         model = alone.get("/v1/models").json()["data"][0]["id"]
         for number in range(num_warm + rounds):
             prompt = prompt_of(drawn, num_tokens)
-            body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+            body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
+            body |= {"logprobs": 0, "stream": True}
             other = {**body, "prompt": prompt[:num_kept] + prompt_of(drawn, num_tokens - num_kept)}
 
             worked = [worked_s(server) for server in (reader, writer, alone)]
 
-            def by_two(body: dict[str, Any] = body) -> tuple[float, float, Any]:
+            def by_two(body: dict[str, Any] = body) -> tuple[float, float, float, Any]:
                 reads_s, params = timed(lambda: read(reader, path, body, named))
-                writes_s, answer = timed(lambda: write(writer, path, body, params))
-                return reads_s, writes_s, answer.json()["timing"]["handoff"]
+                handed = {**body, "kv_transfer_params": params}
+                first_s, second_s, timing = streamed(lambda: stream(writer, path, handed))
+                return reads_s, first_s, second_s, timing["handoff"]
+
+            def by_one(body: dict[str, Any] = body) -> tuple[float, float]:
+                return streamed(lambda: stream(alone, path, body))[:2]
 
             if number % 2:
-                alone_s, _ = timed(lambda: alone.post(path, body))  # noqa: B023 - called at once
-                reads_s, writes_s, handoff = by_two()
+                alone_s, alone_second_s = by_one()
+                reads_s, first_s, second_s, handoff = by_two()
             else:
-                reads_s, writes_s, handoff = by_two()
-                alone_s, _ = timed(lambda: alone.post(path, body))  # noqa: B023
+                reads_s, first_s, second_s, handoff = by_two()
+                alone_s, alone_second_s = by_one()
             now = [worked_s(server) for server in (reader, writer, alone)]
             more = [after_s - before_s for before_s, after_s in zip(worked, now, strict=True)]
-            last_s, _ = timed(lambda: alone.post(path, other))  # noqa: B023
+            last_s, _, _ = streamed(lambda: stream(alone, path, other))  # noqa: B023 - called at once
             if handoff["why_not"] is not None:
                 raise SystemExit(f"it was not handed over: {handoff['why_not']}")
             if number >= num_warm:
                 early_share, more_s = handoff["early_bytes"] / handoff["bytes"], more[0] + more[1] - more[2]
-                found.append(Round(early_share, handoff["seconds"], reads_s, writes_s, alone_s, last_s, more_s))
+                seconds = (reads_s, first_s, second_s, alone_s, alone_second_s, last_s, more_s)
+                found.append(Round(early_share, handoff["seconds"], *seconds))
     tell(transfer, num_tokens, handoff, found)
 
 
@@ -134,11 +164,13 @@ def tell(transfer: str, num_tokens: int, handoff: dict[str, Any], found: list[Ro
     print(row("early, percent", "early_share", f"of {size / 1e6:.1f} MB", times=100.0))
     print(row("handoff", "handoff", f"{late_bytes / 1e6:.1f} MB{rate}"))
     print(row("the leg that reads", "reads"))
-    print(row("the leg that writes", "writes", "one token"))
-    print(row("one server alone", "alone"))
+    print(row("first token", "first_token", "of the leg that writes"))
+    print(row("second token", "second_token", "after that"))
+    print(row("one server alone", "alone", "to its first token"))
+    print(row("its second token", "alone_second", "after that"))
     print(row("its last tokens", "last_tokens", "the rest cached"))
     print(row("overhead", "overhead"))
-    print(row("beside the handoff", "beside_handoff"))
+    print(row("of two tokens", "of_two_tokens"))
     print(row("processor time more", "worked_more", "of both servers, without the handoff"))
 
 

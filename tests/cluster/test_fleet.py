@@ -3,9 +3,11 @@ server alone tells them; what goes wrong between the two costs time, and no answ
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from tests.cluster.fleets import (
     told,
     write,
 )
-from tests.server.running import RunningServer
+from tests.server.running import CLIENT, RunningServer
 
 Fleet = tuple[RunningServer, RunningServer, RunningServer]
 
@@ -70,6 +72,46 @@ def test_an_answer_says_who_read_its_prompt_and_what_came_over(fleet: Fleet) -> 
     kinds = [span["kind"] for span in kept["timeline"]]
     assert kinds[:1] == ["queue there"] or kinds[:1] == ["prefill there"]
     assert kinds.index("prefill there") < kinds.index("handoff") < kinds.index("prefill")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"temperature": 0.9, "seed": 7, "logprobs": 3, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"temperature": 0.9, "seed": 7, "min_tokens": 4, "logit_bias": {"30": 2.0}, "stream": True},
+        {"guided_regex": "[a-z ]{3,20}\\.", "logprobs": 2},
+        {"max_tokens": 1, "logprobs": 2},
+        {"stop_at_first": True},
+        {"temperature": 0.9, "seed": 7, "n": 2},
+        {"echo": True, "logprobs": 2},
+    ],
+    ids=["greedy", "penalties", "least", "grammar", "one token", "stop", "two", "echo"],
+)
+def test_the_first_token_comes_with_the_request(fleet: Fleet, change: dict[str, Any]) -> None:
+    """Of one sample, whose prompt's probabilities nobody asks for. Else the server that writes draws it."""
+    reader, writer, alone = fleet
+    path, body = "/v1/completions", {**prompt_of(40), **change}
+    if body.pop("stop_at_first", False):
+        body["stop"] = alone.post(path, body).json()["choices"][0]["text"][:2]
+    answer = write(writer, path, body, read(reader, path, body))
+    assert told(answer) == told(alone.post(path, body))
+    came = not ({"n", "echo"} & set(change))
+    assert f'"first_token":{str(came).lower()}' in answer.text, answer.text
+    ends = "ended the answer" in answer.text
+    assert ends == ("max_tokens" in change or "stop_at_first" in change)
+    reader.wait_until(lambda: reader.metric("twostroke_kv_leases") == 0)
+
+
+def test_of_another_draw_it_is_not_taken(fleet: Fleet) -> None:
+    """A client who asks for other things of both servers is told what he would be told by one."""
+    reader, writer, alone = fleet
+    path, body = "/v1/completions", {**prompt_of(41), "temperature": 0.9, "seed": 1}
+    params = read(reader, path, {**body, "seed": 2})
+    answer = write(writer, path, body, params)
+    assert told(answer) == told(alone.post(path, body))
+    assert answer.json()["timing"]["handoff"]["first_token"] is False
+    assert answer.json()["timing"]["handoff"]["why_not"] is None
 
 
 @pytest.mark.parametrize("path", TEXTS)
@@ -127,8 +169,16 @@ def test_a_reader_that_died_after_reading_costs_time_and_no_answer(fleet: Fleet,
         os.kill(reader.engine_pid(), signal.SIGKILL)
         answer = write(writer, "/v1/completions", body, params)
     assert told(answer) == told(alone.post("/v1/completions", body))
-    assert answer.json()["timing"]["handoff"]["why_not"]
+    assert answer.json()["timing"]["handoff"]["why_not"] and answer.json()["timing"]["handoff"]["first_token"]
     writer.wait_until_idle()
+
+
+def timed_stream(server: RunningServer, body: dict[str, Any]) -> list[tuple[float, Any]]:
+    """Events, and the seconds until each."""
+    began_s = time.monotonic()
+    with CLIENT.stream("POST", f"{server.address}/v1/completions", json={**body, "stream": True}) as answer:
+        lines = ((time.monotonic() - began_s, line) for line in answer.iter_lines())
+        return [(at_s, json.loads(line[6:])) for at_s, line in lines if line.startswith("data: {")]
 
 
 @pytest.mark.fleet
@@ -140,11 +190,13 @@ def test_a_reader_that_stopped_is_waited_for_as_long_as_a_lease_and_no_longer(fl
         engine = reader.engine_pid()
         os.kill(engine, signal.SIGSTOP)
         try:
-            answer = write(writer, "/v1/completions", body, params)
+            events = timed_stream(writer, {**body, "kv_transfer_params": params})
         finally:
             os.kill(engine, signal.SIGCONT)
-        assert told(answer) == told(alone.post("/v1/completions", body))
-        assert answer.json()["timing"]["handoff"]["why_not"]
+        expected = timed_stream(alone, body)
+        assert [event["choices"] for _, event in events] == [event["choices"] for _, event in expected]
+        assert events[1][0] - events[0][0] > 3.0 > events[0][0], "the second token waits for KV, the first does not"
+        assert events[-1][1]["timing"]["handoff"]["why_not"]
         writer.wait_until_idle()
         # It goes on, and is taken from again.
         body = prompt_of(6)

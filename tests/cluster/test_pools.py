@@ -96,6 +96,7 @@ def test_clients_are_told_what_one_server_alone_tells_them(
             answer = CLIENT.post(f"{running.url}{path}", json={**body_of(path), "model": model}, timeout=300).json()
             assert TEXTS[path](answer) == TEXTS[path](alone.post(path, body_of(path)).json()), path
             assert answer["timing"]["handoff"]["why_not"] is None, path
+            assert answer["timing"]["handoff"]["first_token"], path
         granted = metric(readers[0][0], "twostroke_handoffs_total", outcome="granted")
         fetched = [metric(url, "twostroke_handoff_fetched_tokens_total") for url, _ in writers]
         assert granted > NUM_REQUESTS / 3 and min(fetched) > 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from twostroke.cluster import tickets
 from twostroke.core.errors import BadRequestError
-from twostroke.core.handoff import Handoff, unread
+from twostroke.core.handoff import FirstToken, Handoff, unread
 from twostroke.core.kv_blocks import BlockFormat, KVFormat
 from twostroke.server.errors import ApiError
 from twostroke.server.handoffs import NO_HANDOFF, Handoffs
@@ -54,6 +54,26 @@ def test_what_was_signed_comes_out_also_through_a_router_that_writes_json_its_ow
     assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
     assert (params["remote_host"], params["remote_port"], params["remote_engine_id"]) == ("127.0.0.1", 5600, "one")
     assert params["remote_block_ids"] == [[3, 1, 2], [7]] and params["remote_request_id"] == "lease-1"
+
+
+def test_the_first_token_goes_along_under_the_same_signature() -> None:
+    first = FirstToken(17, "ab" * 16, -0.30000000000000004, ((17, -0.30000000000000004), (3, -4.5)))
+    for told in (first, FirstToken(0, "cd" * 16)):
+        handoff = replace(HANDOFF, first=told)
+        params = json.loads(json.dumps(tickets.signed(KEY, handoff, PROMPT, NOW_S)))
+        assert opened(params) == replace(ARRIVED, first=told)
+        assert {name: params[name] for name in params if name != "twostroke"} == {
+            name: made()[name] for name in made() if name != "twostroke"
+        }
+        late = opened(params, now_s=NOW_S + 36.0)
+        assert late.unread and late.first is None
+        text, mac = params["twostroke"].split(".")
+        payload = json.loads(base64.urlsafe_b64decode(text))
+        payload["first"]["token_id"] += 1
+        forged = base64.urlsafe_b64encode(json.dumps(payload, separators=(",", ":"), sort_keys=True).encode()).decode()
+        with pytest.raises(BadRequestError, match="its signature is another"):
+            opened({**params, "twostroke": f"{forged}.{mac}"})
+    assert opened(made()).first is None, "an engine that tells none"
 
 
 def test_the_unsigned_fields_are_believed_by_nobody() -> None:

@@ -119,3 +119,20 @@ def test_what_is_read_already_is_not_refused_for_the_time_that_reading_takes(pai
     assert timing.promise is not None and timing.promise.ttft_s == 1.0
     assert not writer.busy
     writer.scheduler.check()
+
+
+def test_whose_first_token_is_there_is_not_refused_for_being_late(pair: tuple[Assembly, Assembly]) -> None:
+    """Nothing that is left to do makes that token later. Without it, the request is refused."""
+    reader, writer = (one.engine for one in pair)
+    forecast = writer.scheduler._forecast
+    forecast.step_seconds, forecast._step_error = lambda work: 0.1 * work.num_tokens, exactly
+    request = replace(request_of("gone by", 100, seed=4, max_tokens=4), service_level="strict")
+    asked = replace(request, sampling=replace(request.sampling, max_tokens=1), lease_id="lease-gone")
+    handoff = play(reader, requests=[(reader, asked)]).last["gone by.0"].handoff
+    assert handoff is not None
+    late = replace(handoff, way_s=2.0)
+    with pytest.raises(PromiseError, match="went by at another engine"):
+        writer.add(replace(request, handoff=replace(late, first=None)))
+    timing = play(writer, requests=[(writer, replace(request, handoff=late))]).last["gone by.0"].timing
+    assert timing is not None and timing.kept_ttft is False and len(timing.token_times_s) == 4
+    settle(reader, writer)

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from twostroke.config import EngineConfig, KVConfig
-from twostroke.core.events import TokenEvent
+from twostroke.core.events import Event, TokenEvent
 from twostroke.core.grammar import GrammarSpec
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
@@ -155,6 +155,31 @@ def test_a_viewer_hears_of_an_arrival_before_the_end_even_when_both_are_of_one_t
         api.send(m.Abort(("left",)))
         assert api.wait_for("left", 1)[0].finish_reason is FinishReason.ABORT
         assert told_order(api, "left") == ["arrived", "ended"]
+
+
+def test_what_is_known_already_waits_for_no_step(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a first token is that came with its request, or that a request is over."""
+    engine, go_on, num_stepped = assembly.engine, threading.Event(), 0
+    add, step = engine.add, engine.step
+
+    def add_and_end(request: Request) -> str:
+        add(request)
+        engine.abort(request.request_id)
+        return request.request_id
+
+    def step_late() -> list[Event]:
+        nonlocal num_stepped
+        go_on.wait(5.0)
+        num_stepped += 1
+        return step()
+
+    monkeypatch.setattr(engine, "add", add_and_end)
+    monkeypatch.setattr(engine, "step", step_late)
+    with running_loop(assembly) as api:
+        api.send(m.Add(Request("over", (5, 6, 7), PLAIN)))
+        api.wait_for("over", 1)
+        assert num_stepped == 0
+        go_on.set()
 
 
 @pytest.mark.parametrize("broken", ["__init__", "added", "launched", "came_back", "take"])

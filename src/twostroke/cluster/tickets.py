@@ -18,7 +18,7 @@ from math import ceil
 from typing import Any
 
 from twostroke.core.errors import BadRequestError
-from twostroke.core.handoff import Handoff, unread
+from twostroke.core.handoff import FirstToken, Handoff, unread
 from twostroke.core.kv_blocks import KVFormat
 
 FIELD = "kv_transfer_params"
@@ -58,6 +58,8 @@ def signed(key: bytes, handoff: Handoff, token_ids: Sequence[int], now_s: float 
         "lease_ms": round(handoff.lease_s * 1e3),
         **_times(handoff.read_s, handoff.queue_s, now_s),
     }
+    if handoff.first is not None:
+        payload["first"] = handoff.first._asdict()
     contact = json.loads(handoff.peer)
     return {
         "do_remote_prefill": True,
@@ -129,7 +131,16 @@ def opened(
         payload["lease_ms"] / 1e3,
         *_seconds(payload),
         way_s,
+        first=_first(payload.get("first")),
     )
+
+
+def _first(told: dict[str, Any] | None) -> FirstToken | None:
+    """None: an engine that tells none made the ticket, or there is none to tell."""
+    if told is None:
+        return None
+    top = tuple((token_id, logprob) for token_id, logprob in told["top"])
+    return FirstToken(told["token_id"], told["drawn_as"], told["logprob"], top)
 
 
 def _times(read_s: float, queue_s: float, now_s: float) -> dict[str, int]:

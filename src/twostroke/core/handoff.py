@@ -9,6 +9,18 @@ from typing import NamedTuple
 from twostroke.core.kv_blocks import KVFormat
 
 
+class FirstToken(NamedTuple):
+    """Of the answer to a prompt: drawn by the engine that read it, so that whoever writes need not wait for its KV."""
+
+    token_id: int
+    drawn_as: str
+    """By which parameters, as a digest: it is the first token of no other request."""
+    logprob: float | None = None
+    """None: nobody asked for it."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens in its place, and their log-probabilities, as many as were asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Handoff:
     """KV of the first tokens of a prompt, kept by the engine that read them until it is taken or its lease is over."""
@@ -35,6 +47,8 @@ class Handoff:
     """From the end of reading to the engine that writes, as far as two machines' clocks tell."""
     unread: str = ""
     """Why there is nothing to take, in a sentence; then it has no owner."""
+    first: FirstToken | None = None
+    """None: whoever writes draws it."""
 
     @property
     def before_s(self) -> float:
@@ -47,6 +61,8 @@ SENT_EARLY = False
 Engines do the first where it is known who will write. What is simulated does the other, unless it is told otherwise."""
 ALL_CACHED = "all of it is cached here"
 """Why the KV of a prompt that another engine read is not taken, and the prompt is not read either."""
+ENDED = "its first token, which came with the prompt, ended the answer"
+"""The same, where nothing follows that token."""
 
 
 def unread(why: str, read_s: float = 0.0, queue_s: float = 0.0, way_s: float = 0.0) -> Handoff:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from twostroke.core.errors import BadRequestError
-from twostroke.core.handoff import Handoff
+from twostroke.core.handoff import FirstToken, Handoff
 from twostroke.core.sampling_params import SamplingParams
 
 
@@ -39,6 +39,11 @@ class Request:
     """Its prompt is read for a vector, as the model pools its last states into one: no token is drawn."""
     second_text_at: int | None = None
     """Of two texts that are read together: the token that the second begins at; None: it is one text."""
+
+    @property
+    def first(self) -> FirstToken | None:
+        """Of its answer, where another engine has drawn it."""
+        return None if self.handoff is None else self.handoff.first
 
     @property
     def asked_s(self) -> float:

@@ -118,6 +118,8 @@ class SequenceTiming:
     """Its prompt was left to the engine that will write its answer: nothing was done for it here."""
     handoff: HandoffRecord | None = None
     """Where another engine had read its prompt: what came of that."""
+    first_came: bool = False
+    """Its first token was drawn by that engine, and came with the request."""
     queue: QueueRecord = field(default_factory=QueueRecord)
     prefix: PrefixBreak | None = None
     """None: every full block was found, or nothing was looked for."""
@@ -141,6 +143,12 @@ class SequenceTiming:
         return self.token_times_s[0] if self.token_times_s else None
 
     @property
+    def drawn_s(self) -> float | None:
+        """When the first token was drawn that this engine drew itself."""
+        place = int(self.first_came)
+        return self.token_times_s[place] if len(self.token_times_s) > place else None
+
+    @property
     def queue_s(self) -> float | None:
         """Arrival at this engine to the launch of the first chunk."""
         return None if self.scheduled_s is None else self.scheduled_s - self.arrival_s
@@ -157,15 +165,27 @@ class SequenceTiming:
 
     @property
     def prefill_s(self) -> float | None:
-        """Launch of the first chunk to the first token: of an engine alone, TTFT less the queue."""
-        if self.first_token_s is None or self.scheduled_s is None:
+        """Launch of the first chunk to the first token that is drawn here: of an engine alone, TTFT less the queue."""
+        if self.drawn_s is None or self.scheduled_s is None:
             return None
-        return self.first_token_s - self.scheduled_s
+        return self.drawn_s - self.scheduled_s
+
+    @property
+    def stream_s(self) -> float | None:
+        """First token to last token."""
+        return self.token_times_s[-1] - self.token_times_s[0] if self.token_times_s else None
 
     @property
     def decode_s(self) -> float | None:
-        """First token to last token."""
-        return self.token_times_s[-1] - self.token_times_s[0] if self.token_times_s else None
+        """The same from the first token that is drawn here: of an engine alone, from the first."""
+        if not self.token_times_s:
+            return None
+        return 0.0 if self.drawn_s is None else self.token_times_s[-1] - self.drawn_s
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens behind the first that is drawn here."""
+        return max(0, len(self.token_times_s) - 1 - self.first_came)
 
     @property
     def tpot_s(self) -> float | None:

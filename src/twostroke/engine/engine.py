@@ -16,13 +16,15 @@ from twostroke.backends.interface import Backend, SpeculatingBackend, Ticket
 from twostroke.core.errors import BackendError, BackendLostError, BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent, VectorEvent
 from twostroke.core.grammar import Grammars
+from twostroke.core.handoff import FirstToken
 from twostroke.core.request import Request
 from twostroke.core.request_check import check_kind, check_request
 from twostroke.core.sequence import FinishReason, Sequence
 from twostroke.core.speculation import check_speculation
-from twostroke.core.step import Step, StepResult
+from twostroke.core.step import SampledToken, Step, StepResult, TokenLogprobs
 from twostroke.cost.floor import work_of
 from twostroke.cost.step_cost import StepCost
+from twostroke.engine.first_token import believed, with_first
 from twostroke.engine.interrupts import HeldInterrupts, uninterrupted
 from twostroke.engine.step_log import StepLog
 from twostroke.engine.streaming import TextStream
@@ -134,30 +136,53 @@ class Engine:
             raise BadRequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
         compiled = None if request.sampling.grammar is None else self._check_grammar(request)
         seed = request.sampling.seed
-        request = replace(request, arrival_s=self._clock(), seed=self._seeds.getrandbits(64) if seed is None else seed)
+        request = replace(
+            request,
+            arrival_s=self._clock(),
+            seed=self._seeds.getrandbits(64) if seed is None else seed,
+            handoff=believed(request, self.scheduler.ledger.handing, self._vocab_size),
+        )
         with uninterrupted():
-            sequences = self.scheduler.add(request)
+            sequences = self.scheduler.add(request, self._text_begins if self._tokenizer is not None else None)
             for sequence in sequences:
                 sequence.timing.step_before = self.step_log.last
             self._live[request.request_id] = len(sequences)
             if compiled is not None:
                 self._compiled[request.request_id] = compiled
             if self._tokenizer is not None and not request.wants_vector:
-                sampling = request.sampling
                 for sequence in sequences:
-                    self._streams[sequence.seq_id] = TextStream(
-                        self._tokenizer,
-                        sampling.stop,
-                        include_stop=sampling.include_stop_string,
-                        min_tokens=sampling.min_tokens,
-                        skip_special_tokens=sampling.skip_special_tokens,
-                    )
+                    if sequence.seq_id not in self._streams:
+                        self._streams[sequence.seq_id] = self._text_stream(self._tokenizer, request)
             for sequence in sequences:
-                if sequence.is_finished:
+                if request.first is not None:
+                    self._tell_first(sequence, request.first)
+                elif sequence.is_finished:
                     self._pending.append(
                         self._finished(TokenEvent(request.request_id, sequence.sample_index, (), ""), sequence)
                     )
         return request.request_id
+
+    @staticmethod
+    def _text_stream(tokenizer: Tokenizer, request: Request) -> TextStream:
+        sampling = request.sampling
+        return TextStream(
+            tokenizer,
+            sampling.stop,
+            include_stop=sampling.include_stop_string,
+            min_tokens=sampling.min_tokens,
+            skip_special_tokens=sampling.skip_special_tokens,
+        )
+
+    def _text_begins(self, sequence: Sequence, token_id: int) -> bool:
+        """Asked while a request is taken in whose first token came with it: whether that ends the answer."""
+        assert self._tokenizer is not None
+        self._streams[sequence.seq_id] = self._text_stream(self._tokenizer, sequence.request)
+        return self._text_ends(sequence, token_id)
+
+    def _tell_first(self, sequence: Sequence, first: FirstToken) -> None:
+        """At once, as if it had been drawn here."""
+        logprobs = None if first.logprob is None else TokenLogprobs(first.token_id, first.logprob, first.top)
+        self._tell(SequenceAdvance(sequence, (SampledToken(first.token_id, logprobs),), finished=sequence.is_finished))
 
     def _check_grammar(self, request: Request) -> object:
         if self._grammars is None:
@@ -338,5 +363,5 @@ class Engine:
             error=sequence.error,
             timing=sequence.timing,
             stop_string=stop_string,
-            handoff=sequence.handoff,
+            handoff=with_first(sequence.handoff, sequence.request, event._replace(finish_reason=reason)),
         )

@@ -60,6 +60,9 @@ class StreamAccount:
     whole_s: float
     num_tokens: int
     """After the first."""
+    takeover_s: float
+    """Of a first token that came with its request, until the second: the handoff of its KV, the queue here, and what
+    was left to read."""
     away_s: float
     """Preempted, until the next token."""
     interference_s: float
@@ -88,6 +91,8 @@ class StreamAccount:
 
 
 def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) -> StartAccount | None:
+    if timing.first_came:
+        return _start_elsewhere(timing, facts)
     if timing.ttft_s is None or timing.queue_s is None or timing.prefill_s is None or timing.first_token_s is None:
         return None
     first_token_s, queue = timing.first_token_s, timing.queue
@@ -129,8 +134,34 @@ def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardsti
     )
 
 
+def _start_elsewhere(timing: SequenceTiming, facts: EngineFacts) -> StartAccount:
+    """Of a first token that came with its request: it waited for nothing here."""
+    queue_there_s, read_there_s, _ = _there(timing)
+    whole_s = timing.ttft_s or 0.0
+    floor_s = min(read_there_s, prefill_floor_s(facts.shape, 0, timing.prompt_tokens, facts.ceilings))
+    handoff_s = max(0.0, whole_s - queue_there_s - read_there_s)
+    return StartAccount(
+        whole_s,
+        queue_there_s,
+        read_there_s,
+        vain_s=0.0,
+        handoff_s=handoff_s,
+        slots_s=0.0,
+        gaps_s=0.0,
+        blocks_s=0.0,
+        prompts_s=0.0,
+        beside_s=0.0,
+        others_s=0.0,
+        own_s=0.0,
+        floor_s=floor_s,
+        others_share=0.0,
+    )
+
+
 def tokens_read_there(timing: SequenceTiming) -> int:
-    """Of its prompt, that another engine's KV spared it here."""
+    """Of its prompt, those that another engine read for its first token, or whose KV spared it here."""
+    if timing.first_came:
+        return timing.prompt_tokens
     return min(timing.cached_tokens, timing.tier_tokens.peer)
 
 
@@ -174,32 +205,35 @@ def _contexts(step: StepRecord) -> list[int]:
 
 def stream_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) -> StreamAccount | None:
     """None below two tokens, or where no step was recorded."""
-    chunks, last = prefill_chunks(timing), timing.step_last
-    if timing.decode_s is None or len(timing.token_times_s) < 2 or not chunks or last is None:
+    chunks, last, drawn_s = prefill_chunks(timing), timing.step_last, timing.drawn_s
+    if timing.stream_s is None or len(timing.token_times_s) < 2 or not chunks or last is None or drawn_s is None:
         return None
-    num_tokens, whole_s = len(timing.token_times_s) - 1, timing.decode_s
+    num_tokens, whole_s = len(timing.token_times_s) - 1, timing.stream_s
+    takeover_s = drawn_s - timing.token_times_s[0]
     steps = last.totals.since(chunks[-1].step.totals)
     if steps.steps < 1 or steps.decode_slots < 1 or whole_s <= 0.0:
         return None
-    away_s = min(whole_s, sum(end_s - max(start_s, timing.token_times_s[0]) for start_s, end_s in _away_late(timing)))
-    present = 1.0 - away_s / whole_s  # steps while it was away are not its own
+    rest_s = whole_s - takeover_s
+    away_s = min(rest_s, sum(end_s - max(start_s, drawn_s) for start_s, end_s in _away_late(timing, drawn_s)))
+    present = 1.0 - away_s / rest_s if rest_s > 0.0 else 1.0  # steps while it was away are not its own
     mean_batch = steps.decode_slots / steps.steps
     context = round(timing.prompt_tokens + num_tokens / 2)
     others_context = round(steps.context_tokens / steps.decode_slots)
     batch = StepWork(contexts=[context] + [others_context] * (round(mean_batch) - 1))
     alone = StepWork(contexts=[context])
     step_s = _decode_step_s(steps, batch, yardstick)
-    compute_s = min(whole_s - away_s, steps.compute_s * present)
+    compute_s = min(rest_s - away_s, steps.compute_s * present)
     interference_s = min(compute_s, max(0.0, steps.mixed_s - steps.mixed_steps * step_s) * present)
     alone_share = min(1.0, yardstick.ratio(alone, to=batch))
     decodes_s = compute_s - interference_s
     return StreamAccount(
         whole_s=whole_s,
         num_tokens=num_tokens,
+        takeover_s=takeover_s,
         away_s=away_s,
         interference_s=interference_s,
         batch_s=decodes_s * (1.0 - alone_share),
-        host_s=whole_s - away_s - compute_s,
+        host_s=rest_s - away_s - compute_s,
         others_s=decodes_s * alone_share * steps.others_share,
         alone_s=decodes_s * alone_share * (1.0 - steps.others_share),
         floor_s=stream_floor_s(timing, facts),
@@ -219,8 +253,8 @@ def stream_floor_s(timing: SequenceTiming, facts: EngineFacts) -> float:
     )
 
 
-def _away_late(timing: SequenceTiming) -> list[tuple[float, float]]:
-    return [span for span in away_spans(timing) if span[1] > timing.token_times_s[0]]
+def _away_late(timing: SequenceTiming, drawn_s: float) -> list[tuple[float, float]]:
+    return [span for span in away_spans(timing) if span[1] > drawn_s]
 
 
 def _decode_step_s(steps: StepTotals, batch: StepWork, yardstick: Yardstick) -> float:

@@ -9,6 +9,9 @@ from twostroke.core.timing import SequenceTiming
 from twostroke.explain import wording
 from twostroke.explain.account import StartAccount, tokens_read_there
 
+TAKEOVER = "taking over what another engine had read (its KV, the queue here, the end of its prompt)"
+"""Of a stream whose first token came with its request."""
+
 
 class Part(NamedTuple):
     seconds: float
@@ -33,6 +36,8 @@ def read_in_vain(timing: SequenceTiming, account: StartAccount) -> Part:
 def handed_over(timing: SequenceTiming, account: StartAccount) -> Part:
     record = timing.handoff
     moved = "" if record is None or not record.num_bytes else f", {record.num_bytes / 1e6:.1f} MB of KV"
+    if timing.first_came:
+        moved = ""  # it did not wait for that
     return Part(account.handoff_s, f"the handoff from {reader(timing)} (the router, reception here{moved})")
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from twostroke.core.handoff import ALL_CACHED, HandoffRecord
+from twostroke.core.handoff import ALL_CACHED, ENDED, HandoffRecord
 from twostroke.explain import wording
 
 
-def handoff_sentence(record: HandoffRecord) -> str:
-    """Who read the prompt, what that took, and what came over."""
+def handoff_sentence(record: HandoffRecord, *, first_came: bool = False) -> str:
+    """Who read the prompt, what that took, and what came over. `first_came`: with the first token of the answer."""
     if not record.peer:
         late = f", after {wording.seconds(record.read_s)} at another engine" if record.read_s else ""
         return f"{record.why_not}: the prompt was read here{late}"
     waited = f", {wording.seconds(record.queue_s)} of it in the queue there" if record.queue_s >= 1e-3 else ""
     read = f"{record.peer} read the prompt in {wording.seconds(record.read_s)}{waited}"
+    first = ", drew the first token" if first_came else ""
     if record.why_not is not None:
-        again = "" if record.why_not == ALL_CACHED else "; the prompt was read again here"
-        return f"{read}, and its KV was not taken: {record.why_not}{again}"
-    return f"{read}, and {moved(record)}"
+        again = "" if record.why_not in (ALL_CACHED, ENDED) else "; the prompt was read again here"
+        return f"{read}{first}, and its KV was not taken: {record.why_not}{again}"
+    return f"{read}{first}, and {moved(record)}"
 
 
 def moved(record: HandoffRecord) -> str:

@@ -100,6 +100,8 @@ def _who_made_it_wait(timing: SequenceTiming, target_s: float, account: StreamAc
     """Of its longest gap, what was done in it, where that is known."""
     times_s, gaps_s = timing.token_times_s, timing.itl_s
     ended_s = next(later for earlier, later in pairwise(times_s) if later - earlier == max(gaps_s))
+    if timing.first_came and ended_s == times_s[1]:
+        return f"it went into {elsewhere.TAKEOVER}"
     if any(start_s < ended_s <= end_s for start_s, end_s in away_spans(timing)):
         if timing.gave_way == timing.preemptions:
             return "in it, it gave its slot to a request that had none"

@@ -37,9 +37,9 @@ class Delivery:
 
 
 def prefill_chunks(timing: SequenceTiming) -> list[ChunkRecord]:
-    """The chunks that led to the first token; later ones bring a preempted sample back."""
-    first_token_s = timing.first_token_s
-    return [chunk for chunk in timing.chunks if first_token_s is None or chunk.step.done_s <= first_token_s]
+    """The chunks that led to the first token that was drawn here; later ones bring a preempted sample back."""
+    drawn_s = timing.drawn_s
+    return [chunk for chunk in timing.chunks if drawn_s is None or chunk.step.done_s <= drawn_s]
 
 
 def away_spans(timing: SequenceTiming) -> list[tuple[float, float]]:
@@ -69,7 +69,7 @@ def timeline(timing: SequenceTiming, delivery: Delivery | None = None) -> tuple[
     line.add("queue", end_s if timing.scheduled_s is None else timing.scheduled_s, queue_note(timing.queue))
     away = away_spans(timing)
     if timing.scheduled_s is not None:
-        _add_prefill(line, timing, away, timing.first_token_s or end_s)
+        _add_prefill(line, timing, away, timing.drawn_s or end_s)
     if timing.first_token_s is not None:
         _add_decode(line, timing, away)
     if delivery is not None:
@@ -111,7 +111,8 @@ def _add_handoff(line: _Line, timing: SequenceTiming, record: HandoffRecord) -> 
     latest_s = timing.scheduled_s if timing.scheduled_s is not None else timing.finished_s
     came_s = timing.arrival_s + record.took_s
     came_s = came_s if latest_s is None else min(came_s, latest_s)
-    line.add("handoff", came_s, f"not taken: {record.why_not}" if record.why_not is not None else moved(record))
+    note = f"not taken: {record.why_not}" if record.why_not is not None else moved(record)
+    line.add("handoff", came_s, f"{note}; the first token was told before" if timing.first_came else note)
 
 
 def _add_prefill(line: _Line, timing: SequenceTiming, away: list[tuple[float, float]], end_s: float) -> None:

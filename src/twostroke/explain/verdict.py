@@ -102,7 +102,7 @@ def _found(
         stream_finding: Finding | None = find_stream(timing, facts, yardstick, stream)
     else:
         stream_finding = _plain_stream(timing, facts)
-    total_s = start.whole_s + (timing.decode_s or 0.0)
+    total_s = start.whole_s + (timing.stream_s or 0.0)
     found = [("start", start_finding)] + ([("stream", stream_finding)] if stream_finding is not None else [])
     slow_to, finding = max(found, key=lambda pair: pair[1].lost_s)
     if finding.lost_s < HELD_UP * total_s:
@@ -140,7 +140,8 @@ def _unhindered(
     share = longer.seconds / total_s
     if longer is start:
         there = tokens_read_there(timing)
-        computed = wording.count(timing.prompt_tokens - timing.cached_tokens + there, "token")
+        here = 0 if timing.first_came else timing.prompt_tokens - timing.cached_tokens
+        computed = wording.count(here + there, "token")
         where = f", {there:,} of them on {elsewhere.reader(timing)}" if there else ""
         return f"{text}; {share:.0%} of it went into reading {computed}{where}"
     num_tokens = len(timing.token_times_s)
@@ -152,10 +153,13 @@ def _unhindered(
 
 def _plain_stream(timing: SequenceTiming, facts: EngineFacts) -> Finding | None:
     """Where no steps were recorded, the times alone; None: there was one token, or none."""
-    if timing.tpot_s is None or timing.decode_s is None:
+    if timing.tpot_s is None or timing.stream_s is None:
         return None
     floor_s, a_token = stream_floor_s(timing, facts), f"{wording.seconds(timing.tpot_s)} a token"
-    return Finding(Cause.DECODE_COMPUTE, timing.decode_s, 0.0, floor_s, a_token, None)
+    if timing.first_came and len(timing.token_times_s) == 2:
+        what = f"{wording.seconds(timing.stream_s)} after its first token went into {elsewhere.TAKEOVER}"
+        return Finding(Cause.HANDOFF, timing.stream_s, timing.stream_s, floor_s, what, None)
+    return Finding(Cause.DECODE_COMPUTE, timing.stream_s, 0.0, floor_s, a_token, None)
 
 
 # Before the first token
@@ -247,7 +251,7 @@ def _others_at_the_start(account: StartAccount) -> tuple[Cause, str, Change | No
 
 
 def _reading(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick, account: StartAccount) -> Finding:
-    if account.read_there_s > account.own_s:
+    if timing.first_came or account.read_there_s > account.own_s:
         _, what, change = _there(Cause.PREFILL_COMPUTE, elsewhere.read_there(timing, account), account)
         return Finding(Cause.PREFILL_COMPUTE, account.whole_s, 0.0, account.floor_s, what, change)
     computed = timing.prompt_tokens - timing.cached_tokens
@@ -276,6 +280,7 @@ def _reading(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick, a
 
 def find_stream(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick, account: StreamAccount) -> Finding:
     parts: list[tuple[float, Callable[[], tuple[Cause, str, Change | None]]]] = [
+        (account.takeover_s, lambda: _takeover(timing, account)),
         (account.away_s, lambda: _preempted(timing, facts, account)),
         (account.interference_s, lambda: _interference(timing, facts, account)),
         (account.batch_s, lambda: _batch(account, yardstick)),
@@ -295,6 +300,10 @@ def find_stream(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick
 
 def _after(seconds: float, account: StreamAccount) -> str:
     return f"{wording.part(seconds, account.whole_s)} after its first token"
+
+
+def _takeover(timing: SequenceTiming, account: StreamAccount) -> tuple[Cause, str, Change | None]:
+    return Cause.HANDOFF, f"{_after(account.takeover_s, account)} went into {elsewhere.TAKEOVER}", None
 
 
 def _preempted(timing: SequenceTiming, facts: EngineFacts, account: StreamAccount) -> tuple[Cause, str, Change | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Series
 from functools import partial
 
-from twostroke.core.handoff import ALL_CACHED, Handoff, HandoffRecord, unread
+from twostroke.core.handoff import ALL_CACHED, ENDED, Handoff, HandoffRecord, unread
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.kv.matching import PrefixMatcher
@@ -154,6 +154,15 @@ class Handing:
             return
         self._tiers.fetch_from_peer(sequence.seq_id, handoff, wanted, timing)
 
+    def knows_model(self, handoff: Handoff) -> bool:
+        """Whether the engine that read the prompt has the model that is here."""
+        return handoff.model == self._peers.model
+
+    def end_unfetched(self, sequence: Sequence) -> None:
+        """Its first token ended the answer: its KV is of no use."""
+        assert sequence.request.handoff is not None
+        self._peers.refuse(sequence.request.handoff, sequence.timing, ENDED)
+
     def expected(self, sequence: Sequence) -> tuple[int, float] | None:
         """What `fetch` would bring: the tokens that need not be read then, and the predicted seconds; None: nothing."""
         handoff = sequence.request.handoff
@@ -187,6 +196,8 @@ class Handing:
     def _misfit(self, sequence: Sequence, handoff: Handoff) -> str | None:
         """Why these bytes cannot become this prompt's KV here, in a sentence."""
         peers, theirs, own = self._peers, handoff.formats.block_size, self._layout.block_size
+        if sequence.request.sampling.prompt_logprobs is not None:
+            return "log-probabilities of its tokens are asked for, and those are told by whoever reads it"
         if handoff.model != peers.model:
             return "the other engine has another model, other weights or another version"
         if not peers.fits(handoff) and (why := peers.converter.misfit(handoff.formats)) is not None:

@@ -44,7 +44,7 @@ class PrefixChains:
     def prefix_break(self, sequence: Sequence, num_matched: int) -> PrefixBreak | None:
         """Where a prompt left what is cached, and why; None where it did not, or was not to be found."""
         block_size = self._block_size
-        first, num_full = num_matched // block_size, (len(sequence.tokens) - 1) // block_size
+        first, num_full = num_matched // block_size, (sequence.prompt_len - 1) // block_size
         if first >= num_full or self._memory is None or not self.is_shared(sequence):
             return None
         chain, lost = self.of(sequence), first

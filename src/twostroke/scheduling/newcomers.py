@@ -12,6 +12,7 @@ from twostroke.kv.handing import Handing
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.recall import load_seconds
 from twostroke.scheduling.admission import Admission
+from twostroke.scheduling.decode import TextEnds, finish_reason
 from twostroke.scheduling.forecast import Forecast, nominal_seconds
 from twostroke.scheduling.places import Places
 from twostroke.scheduling.prefill import PrefillPlanner
@@ -34,7 +35,12 @@ def samples_of(request: Request, first_seq_id: int, max_total_tokens: int) -> li
             prompt_tokens=len(request.prompt_token_ids),
             wants_no_drafts=asked is not None and asked.is_off,
         )
-        samples.append(Sequence(first_seq_id + sample_index, request, sample_index, max_total_tokens, timing=timing))
+        tokens = list(request.prompt_token_ids)
+        if request.first is not None:  # known, and not computed: as after a preemption
+            tokens.append(request.first.token_id)
+            timing.first_came, timing.token_times_s = True, [request.arrival_s]
+        seq_id = first_seq_id + sample_index
+        samples.append(Sequence(seq_id, request, sample_index, max_total_tokens, tokens, timing=timing))
     return samples
 
 
@@ -53,19 +59,35 @@ class Newcomers:
         self._staying, self._sent = staying, SentWork()
         self._forecast = forecast
         self._promises = promises
-        self._gaps = admission.gaps
+        self._gaps, self._growth = admission.gaps, admission.growth
         self._places = Places(ledger, forecast, admission)
         self._prefills = prefills
 
-    def let_in(self, level: ServiceLevel, samples: list[Sequence]) -> bool:
+    def let_in(self, level: ServiceLevel, samples: list[Sequence], text_ends: TextEnds | None = None) -> bool:
         """Promise them what their class does. Whether they wait here: else their prompt is left to another engine,
-        however late it would be here, and they are over. Raises PromiseError for what would be late here, where its
-        class refuses that."""
+        however late it would be here, or the first token that came with it ended the answer, and they are over.
+        `text_ends`: asked of such a token. Raises PromiseError for what would be late here, where its class refuses
+        that."""
         load_s = self._promise(level, samples)
         if samples[0].request.lease_id and (why := self._stays(samples[0])) is not None:
             self._leave(samples, why)
             return False
         self._turn_away_late(level, samples, load_s)
+        return samples[0].request.first is None or not self._is_over(samples[0], text_ends)
+
+    def _is_over(self, sequence: Sequence, text_ends: TextEnds | None) -> bool:
+        """Whether the token that came with its prompt ended the answer; then it is over before it began here."""
+        token_id, handing = sequence.tokens[-1], self._ledger.handing
+        reason = finish_reason(sequence, token_id, len(sequence.tokens))
+        if text_ends is not None and text_ends(sequence, token_id):
+            reason = FinishReason.STOP
+        if reason is None:
+            return False
+        if handing is not None:
+            handing.end_unfetched(sequence)
+        self._growth.note_length(sequence)
+        sequence.state, sequence.finish_reason = SequenceState.FINISHED, reason
+        sequence.timing.finished_s = sequence.request.arrival_s
         return True
 
     def _promise(self, level: ServiceLevel, samples: list[Sequence]) -> float:
@@ -88,6 +110,8 @@ class Newcomers:
         if level.when_late == "refuse":
             first, number = samples[0], len(samples)
             self._promises.refuse_uneven(level, self._gaps.alone_s(first))
+            if first.num_output:
+                return  # its first token is there: nothing that is left to do makes it later
             predicted_s = load_s + self._first_token_s(first, number)
             alone_s, gone_s = load_s + self._places.alone_s(first, number), first.timing.elsewhere_s
             self._promises.refuse_late(level, predicted_s, alone_s, number, gone_s)

@@ -26,7 +26,7 @@ class Readings:
     def begin(self, samples: Iterable[Sequence]) -> None:
         """These wait from now on."""
         for sequence in samples:
-            if tenant := sequence.request.tenant:
+            if (tenant := sequence.request.tenant) and not sequence.num_output:
                 self._marks[sequence.seq_id] = _Mark(self._all_s, self._by_tenant.get(tenant, 0.0))
 
     def note(self, step: Step, sequences: Mapping[int, Sequence], compute_s: float) -> None:

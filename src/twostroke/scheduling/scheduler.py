@@ -84,10 +84,10 @@ class Scheduler:
 
     # In and out
 
-    def add(self, request: Request) -> list[Sequence]:
-        """Queue a request; one Sequence a sample, which is finished where its prompt is left to another engine. Raises
-        BadRequestError for what could never finish, and PromiseError for what would be late, where its class refuses
-        that."""
+    def add(self, request: Request, text_ends: TextEnds | None = None) -> list[Sequence]:
+        """Queue a request; one Sequence a sample, which is finished where its prompt is left to another engine, or the
+        token that came from there ended the answer. Raises BadRequestError for what could never finish, and
+        PromiseError for what would be late, where its class refuses that."""
         if request.request_id in self._samples:
             raise BadRequestError(f"the request id {request.request_id!r} is in use by a request that is not finished")
         level = self._promises.levels.named(request.service_level)
@@ -95,7 +95,7 @@ class Scheduler:
         samples = samples_of(request, self._next_seq_id, max_total_tokens)
         self._next_seq_id += len(samples)
         try:
-            waits_here = self._newcomers.let_in(level, samples)
+            waits_here = self._newcomers.let_in(level, samples, text_ends)
         except PromiseError:
             self._forget(*samples)
             raise

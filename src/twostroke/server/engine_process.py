@@ -96,6 +96,7 @@ class EngineLoop:
                 self._compiler.shutdown(wait=False, cancel_futures=True)
                 return
             self._tell_seen()  # who has come, before a word of its end: it may come and end in one turn
+            self._tell(self._engine.take_events())  # a first token that came with its prompt waits for no step
             if self._may_step():
                 heart.doing = Doing.STEPPING
                 self._tell(self._engine.step())

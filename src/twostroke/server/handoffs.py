@@ -36,14 +36,15 @@ NO_HANDOFF = HandoffWish()
 
 
 def is_read_only(params: dict[str, Any] | None) -> bool:
-    """Whether a prompt is to be read for another engine, and the one token that is written thrown away."""
+    """Whether a prompt is to be read for another engine, and this one's answer thrown away."""
     return params is not None and tickets.asks_for_handoff(params)
 
 
 def read_only(body: DrawingBody) -> None:
-    """A router asks whoever reads a prompt for one token, and leaves the least number of tokens as it was."""
-    if is_read_only(body.kv_transfer_params):
-        body.min_tokens = None
+    """A router asks whoever reads a prompt for one token, and leaves the least number of tokens as it was. The one
+    token is drawn as the first of so many."""
+    if is_read_only(body.kv_transfer_params) and body.min_tokens is not None:
+        body.min_tokens = min(1, body.min_tokens)
 
 
 def with_params(reply: dict[str, Any], handed_on: HandedOn | None, handoff: Handoff | None) -> dict[str, Any]:

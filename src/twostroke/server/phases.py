@@ -86,6 +86,8 @@ class HandoffTiming(msgspec.Struct, frozen=True):
     """Where nothing arrived: why."""
     early_bytes: int = 0
     """Of `bytes`, what was here before it was asked for."""
+    first_token: bool = False
+    """Whether the first token of the answer came with the request, and was told before the KV was there."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -137,7 +139,7 @@ def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation
         seconds=_rounded(timing.decode_s),
         tpot_s=_rounded(timing.tpot_s),
         itl_p99_s=_rounded(gaps_s[int(0.99 * len(gaps_s))]) if gaps_s else None,
-        tokens_per_s=_rate(written - 1, timing.decode_s),
+        tokens_per_s=_rate(timing.num_decoded, timing.decode_s),
         floor_s=round(floors.decode_s, 6),
         speculation=_speculation(timing),
     )
@@ -170,9 +172,10 @@ def _handoff(timing: SequenceTiming) -> HandoffTiming | None:
         bytes=record.num_bytes,
         seconds=round(record.took_s, 6),
         gb_per_s=round(record.bytes_per_s / 1e9, 3),
-        sentence=handoff_sentence(record),
+        sentence=handoff_sentence(record, first_came=timing.first_came),
         why_not=record.why_not,
         early_bytes=record.early_bytes,
+        first_token=timing.first_came,
     )
 
 

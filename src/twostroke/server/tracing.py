@@ -179,7 +179,7 @@ class Tracing:
             trace.input_tokens += timing.prompt_tokens
             trace.cached_tokens += timing.cached_tokens
         trace.output_tokens += len(timing.token_times_s)
-        first_s = timing.first_token_s
+        first_s = timing.drawn_s  # a first token that came with the request would lie before the queue
         prefill: dict[str, Any] = {
             "twostroke.prefill.tokens": computed,
             "twostroke.prefill.cached_tokens": timing.cached_tokens,

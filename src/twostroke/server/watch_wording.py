@@ -143,7 +143,7 @@ def _interference(timing: SequenceTiming, facts: EngineFacts, cost: StepCost | N
     yardstick = Yardstick(facts, cost)
     start, stream = start_account(timing, facts, yardstick), stream_account(timing, facts, yardstick)
     in_prefill_s = 0.0
-    if start is not None and timing.prefill_s is not None:
+    if start is not None and timing.prefill_s is not None and not timing.first_came:
         outside_s = timing.prefill_s - start.own_s - start.others_s - start.beside_s
         in_prefill_s = min(timing.prefill_s, max(0.0, outside_s) + start.beside_s)
     return in_prefill_s, 0.0 if stream is None else stream.interference_s
