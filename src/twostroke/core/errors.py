@@ -7,11 +7,11 @@ class TwostrokeError(Exception):
 
 
 class BadRequestError(TwostrokeError):
-    """A request that can never be served: it names the field and what was wrong with it."""
+    """A request can never be served. The message names the field and what was wrong with it."""
 
 
 class ModelError(TwostrokeError):
-    """A model that cannot be found, read, or run: truncated, corrupt, hostile or unknown."""
+    """A model cannot be found, read, or run: it is truncated, corrupt, hostile or unknown."""
 
 
 class BackendError(TwostrokeError):
@@ -19,18 +19,18 @@ class BackendError(TwostrokeError):
 
 
 class BackendLostError(BackendError):
-    """A backend that cannot go on, whatever it is asked: a process that it needs has ended. So does its engine."""
+    """A backend cannot go on, whatever it is asked, because a process that it needs has ended. Its engine ends, too."""
 
 
 class PromiseError(TwostrokeError):
-    """A request's class promises what cannot be kept now, and refuses rather than to be late."""
+    """The promise of a request's class cannot be kept now, and the class says to refuse such a request at once."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """When it could have been kept, as predicted."""
+        """In how many seconds the promise could be kept, as predicted."""
 
 
 def install_hint(extra: str) -> str:
-    """How an extra is installed, from the folder that the source is in."""
+    """Returns a sentence that says how an extra is installed, from the folder that the source is in."""
     return f"pip install '.[{extra}]' in the folder of Twostroke's source installs it"

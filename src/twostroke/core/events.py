@@ -1,5 +1,5 @@
-"""What the engine tells its caller after a step: named tuples, one a token or a chunk of a prompt.
-They travel between processes as they are."""
+"""The events that the engine tells its caller after a step: named tuples, one for each token or chunk of a prompt. They
+travel between processes as they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twostroke.core.timing import SequenceTiming
 
 
 class PrefillProgress(NamedTuple):
-    """A prompt was read a chunk further; no token yet."""
+    """One more chunk of a prompt was read. There is no token yet."""
 
     request_id: str
     sample_index: int
@@ -21,9 +21,9 @@ class PrefillProgress(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """New output of one sample: a token, also where a step brought several; with `finish_reason`, its last event, which
-    may have none. `text` holds whole characters only, and may be empty while a character or a possible stop string is
-    incomplete."""
+    """New output of one sample. Each token has an event of its own, even if one step brought several. The last event
+    has a `finish_reason`, and may have no token. `text` holds whole characters only: it may be empty while a character
+    or a possible stop string is incomplete."""
 
     request_id: str
     sample_index: int
@@ -36,13 +36,14 @@ class TokenEvent(NamedTuple):
     timing: SequenceTiming | None = None
     """Set on the last event."""
     stop_string: str | None = None
-    """The one that ended the answer, where one did."""
+    """The stop string that ended the answer. None means that something else ended it."""
     handoff: Handoff | None = None
-    """On the last event of a request with a `lease_id`: what another engine needs; None: nothing was kept for it."""
+    """What another engine needs to go on with this request. It is set on the last event of a request with a `lease_id`.
+    None means that nothing was kept."""
 
 
 class VectorEvent(NamedTuple):
-    """What a request for a vector brought; its last TokenEvent, without a token, follows."""
+    """The vector that a request for one brought. Its last TokenEvent follows, without a token."""
 
     request_id: str
     vector: bytes
@@ -50,5 +51,5 @@ class VectorEvent(NamedTuple):
 
 
 AnswerEvent = PrefillProgress | TokenEvent
-"""Of a request for tokens."""
+"""The events of a request for tokens."""
 Event = AnswerEvent | VectorEvent

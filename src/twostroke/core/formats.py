@@ -1,5 +1,6 @@
-"""What weights and KV are kept in and what is multiplied in: as it was asked for, and as it was resolved. Names and
-bits alone: which backend has which format is the backend's to say, and `models/weights` knows what blocks hold."""
+"""The formats that weights and KV are kept in, and that products are computed in: as they were asked for, and as they
+were resolved. Holds names and bits alone. Each backend says which formats it has, and `models/weights` knows what a
+block holds."""
 
 from __future__ import annotations
 
@@ -8,30 +9,32 @@ from dataclasses import dataclass, field
 from twostroke.core.errors import BadRequestError
 
 STORED = "stored"
-"""Of weights: each tensor as its file has it."""
+"""The weights' format where each tensor stays as its file has it."""
 PACKED = "packed"
-"""Of copies for decode: twelve bits a weight."""
+"""The format of copies for decode that take twelve bits a weight."""
 ARITHMETICS = ("f32", "f16", "bf16", "fp8", "int8", "fp4")
 GPU_FLOATS = ("bf16", "f16")
-"""What this engine computes in on a GPU, and keeps weights and KV in there."""
+"""The floats that this engine computes in on a GPU. It keeps weights and KV in them there, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """What matrices may be brought to."""
+    """One format that matrices may be brought to."""
 
     weight_bits: float
-    """Scales counted in."""
+    """Bits of one weight, its share of the scales included."""
     arithmetic: str
-    """Of ARITHMETICS: what it is meant to be multiplied in. A device without it multiplies in bf16."""
+    """The kind of arithmetic, one of ARITHMETICS, that it is meant to be multiplied in. A device that lacks it
+    multiplies in bf16."""
     head_bits: float
-    """Of the head and the embedding table."""
+    """Bits of one weight in the head and the embedding table."""
     other_bits: float | None = None
-    """Where experts alone are quantised: of everything else. None: experts are like the rest."""
+    """Bits of one weight outside the experts, in a format that quantises experts alone. None means that experts are
+    like the rest."""
 
     @property
     def bits(self) -> dict[str, float | None]:
-        """The arguments of `Dimensions.shape`."""
+        """The bits, as arguments of `Dimensions.shape`."""
         if self.other_bits is None:
             return {"weight_bits": self.weight_bits, "head_bits": self.head_bits, "expert_bits": None}
         return {"weight_bits": self.other_bits, "head_bits": self.head_bits, "expert_bits": self.weight_bits}
@@ -59,7 +62,8 @@ WEIGHT_FORMATS = {
     "iq4_nl": WeightFormat(4.5, "bf16", 6.5625),
     "iq4_xs": WeightFormat(4.25, "bf16", 6.5625),
 }
-KV_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "fp8": 8.25, "int8": 8.25}  # of 8: with a scale a head and position
+# Kinds of 8 bits have a scale for each head and position, too.
+KV_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "fp8": 8.25, "int8": 8.25}
 
 
 def find_weight_format(name: str) -> WeightFormat:
@@ -78,10 +82,10 @@ def find_kv_bits(name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FormatWish:
-    """What was asked for; None: left open."""
+    """The formats that were asked for. None means that a choice was left open."""
 
     weights: str | None = None
-    """What float matrices are brought to as they are loaded, or STORED."""
+    """The format that float matrices are brought to as they are loaded, or STORED."""
     arithmetic: str | None = None
     kv: str | None = None
 
@@ -91,33 +95,37 @@ ANY_FORMATS = FormatWish()
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """What one engine holds and computes in: resolved once, told in one line, and passed whole to the backend."""
+    """The formats that one engine holds weights and KV in, and computes in. They are resolved once, told in one line,
+    and passed whole to the backend."""
 
     weights: str
-    """What matrices are brought to as they are loaded, a name of WEIGHT_FORMATS; or STORED. What is left as it is, of a
-    file whose tensors are already quantised, is the backend's to say."""
+    """The format that matrices are brought to as they are loaded: a name of WEIGHT_FORMATS, or STORED. If a file's
+    tensors are already quantised, the backend decides which of them stay as they are."""
     arithmetic: str
     kv: str
     copies: str | None = None
-    """Of weights, for steps of few tokens as decode has them; None: both phases read the same."""
+    """The format of a second copy of the weights, for steps of few tokens, as decode has them. None means that both
+    phases read the same weights."""
     stored: str | None = None
-    """What most of the file's weights are in; None: there is no file."""
+    """The format of most of the file's weights. None means that there is no file."""
     mixed: str | None = field(default=None, compare=False)
-    """In words, which matrices stay as they are stored, and what the rest is brought to; None: all are alike."""
+    """Words for a user: which matrices stay as they are stored, and what the rest is brought to. None means that all
+    are alike."""
     inputs_in_float8: bool | None = None
-    """Beside arithmetic in bf16. True: inputs of some matrices are rounded to float8; False: of none, since bf16 was
-    asked for; None: as tables say."""
+    """Whether inputs of some matrices are rounded to float8, beside arithmetic in bf16. False means that none are,
+    since bf16 was asked for. None means that measured tables decide."""
     reasons: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, weights: str, kv: str = "bf16") -> Formats:
-        """As they are meant: what is planned of a device before anything is known of an engine on it."""
+        """Returns the formats that these weights are meant to be computed in. A plan for a device takes them as long as
+        nothing is known of an engine on it."""
         find_kv_bits(kv)
         return cls(weights, find_weight_format(weights).arithmetic, kv)
 
     @property
     def line(self) -> str:
-        """All that was chosen, and why, for a user to read."""
+        """One line for a user that says all that was chosen, and why."""
         weights = self.weights.upper()
         if self.stored is not None:
             stored = self.stored.upper()

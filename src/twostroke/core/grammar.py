@@ -1,5 +1,5 @@
-"""What an answer must look like, and who watches over it, as the layers see each other: a spec is plain text that may
-travel between processes; a matcher says which tokens may come next. Knows no library that does the matching."""
+"""What an answer must look like, and the interfaces of those who watch over it. A spec is plain text that may travel
+between processes. A matcher says which tokens may come next. Knows no library that does the matching."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class GrammarSpec:
     """`json_schema`, `regex`, `lark`, or `choice` (a JSON list of strings, of which the answer is one)."""
     text: str
     thought: str = "none"
-    """What stands before it. Unwatched: nothing (`none`), the rest of a thought that the prompt has opened (`open`), or
-    a thought if the model opens one (`possible`); the grammar begins behind it. Watched, too (`harmony`): messages of
-    that format, thoughts at will and then the final one, whose text the grammar is of."""
+    """What the model writes before the text that follows the grammar. `none`: nothing. `open`: the rest of a thought
+    that the prompt has opened. `possible`: a thought, if the model opens one. Nobody watches over these thoughts, and
+    the grammar begins behind them. `harmony`: messages of that format, any number of thoughts and then the final
+    message, whose text follows the grammar. These messages are watched over, too."""
 
     def __post_init__(self) -> None:
         if self.thought not in THOUGHTS:
@@ -33,7 +34,8 @@ class GrammarSpec:
 
     @property
     def compiled(self) -> GrammarSpec:
-        """What is compiled of it: a thought that is not watched makes no other grammar."""
+        """The spec that is compiled for this one. A thought that is not watched over makes no difference to the
+        grammar."""
         return self if self.thought in ("none", "harmony") else replace(self, thought="none")
 
 
@@ -48,7 +50,8 @@ class GrammarStuckError(Exception):
 
 
 def is_grammar_fault(error: str) -> bool:
-    """Whether an answer ended because of its grammar, which came with the request: another try would end there, too."""
+    """Whether an answer ended because of its grammar. The grammar came with the request, so another try would end
+    there, too."""
     return error.startswith(STUCK)
 
 
@@ -56,33 +59,35 @@ class TokenMatcher(Protocol):
     """One answer's progress through its grammar."""
 
     def allowed(self) -> bytes:
-        """A bit a token id, the lowest bit of a byte first: whether it may come next. Ids beyond the end may not. An
-        end-of-text token may come where the grammar is complete. Raises GrammarStuckError."""
+        """Returns one bit for each token id, the lowest bit of a byte first: whether the token may come next. Ids
+        beyond the end may not. An end-of-text token may come where the grammar is complete. Raises
+        GrammarStuckError."""
 
     def advance(self, token_id: int) -> None:
-        """This token came."""
+        """Takes note that this token came."""
 
 
 @runtime_checkable
 class ForeseeingMatcher(TokenMatcher, Protocol):
-    """One that also looks ahead. Asking it changes nothing of what it allows."""
+    """A matcher that also looks ahead. Asking it changes nothing of what it allows."""
 
     def forced(self) -> Sequence[int]:
-        """The tokens that come next, whatever the model thinks of them; none where there is a choice."""
+        """Returns the tokens that must come next, whatever the model thinks of them. It is empty where there is a
+        choice."""
 
     def num_taken(self, token_ids: Sequence[int]) -> int:
-        """Of these tokens, how many could come next, one behind the other."""
+        """Returns how many of these tokens could come next, one behind the other."""
 
     def copy(self) -> TokenMatcher:
-        """One that goes its own way from here."""
+        """Returns a second matcher, which starts from here and goes its own way."""
 
 
 class Grammars(Protocol):
-    """Specs become matchers, for one vocabulary."""
+    """Makes matchers of specs, for one vocabulary."""
 
     def check(self, spec: GrammarSpec) -> object:
-        """Raise BadRequestError, in one sentence, where the spec cannot be followed. For as long as what is returned is
-        held, a matcher for this spec is there at once."""
+        """Raises BadRequestError, in one sentence, if the spec cannot be followed. As long as the caller holds the
+        returned object, a matcher for this spec is made without delay."""
 
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
-        """A new one, at the beginning of an answer."""
+        """Returns a new matcher, at the beginning of an answer."""

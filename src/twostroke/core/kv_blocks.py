@@ -1,5 +1,6 @@
-"""KV blocks as bytes: what the bytes of a block mean, and who holds copies of blocks in host memory. A description can
-be hashed and compared, so that bytes are only taken in where they mean the same. Moves nothing itself."""
+"""KV blocks as bytes: a description of what the bytes of a block mean, and an interface to copies of blocks in host
+memory. A description can be hashed and compared, so that bytes are only accepted where they mean the same. Moves
+nothing itself."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ class BlockFormat:
     layers: tuple[int, ...]
     window: int | None
     element: str
-    """What one entry is, like `float32`, or the name of a backend's own packing."""
+    """The kind of one entry, like `float32`, or the name of a backend's own packing."""
     element_bytes: int
     axes: tuple[tuple[str, int], ...]
-    """Names and sizes, the outermost first. The first is the layer, so that bytes come in layer order."""
+    """The names and sizes of the axes, the outermost first. The first is the layer, so that bytes come in layer
+    order."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,17 +42,17 @@ class KVFormat:
 
     backend: str
     arithmetic: str
-    """What decides the numbers beside the weights: kinds of arithmetic, an instruction set."""
+    """All that decides the numbers beside the weights, like the kind of arithmetic or an instruction set."""
     block_size: int
     groups: tuple[BlockFormat, ...]
 
     def described(self) -> str:
-        """As text that is the same for equal formats, and that `read` takes."""
+        """Returns a text that is the same for equal formats. `read` takes it."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def read(cls, text: str) -> KVFormat:
-        """Raises BadRequestError for what describes none."""
+        """Returns the format that a text describes. Raises BadRequestError if it describes none."""
         try:
             given = json.loads(text)
             groups = tuple(_group(**form) for form in given.pop("groups"))
@@ -59,7 +61,7 @@ class KVFormat:
             raise BadRequestError("a format of KV that cannot be read") from problem
 
     def has_blocks_of(self, other: KVFormat) -> bool:
-        """Whether bytes of the other's blocks are blocks here as they are, whoever computed them."""
+        """Whether blocks of the other format can be used here as they are. Who computed them makes no difference."""
         return self.block_size == other.block_size and self.groups == other.groups
 
     def digest(self) -> str:
@@ -72,35 +74,37 @@ def _group(layers: list[int], axes: list[list[object]], **others: object) -> Blo
 
 
 class BlockConverter(Protocol):
-    """Turns blocks that another engine wrote into this one's."""
+    """Turns blocks that another engine wrote into blocks of this engine."""
 
     def misfit(self, other: KVFormat) -> str | None:
-        """Why its blocks cannot become this engine's, in a sentence; None: they can."""
+        """Returns a sentence on why blocks of that format cannot become this engine's. None means that they can."""
 
     def convert(self, other: KVFormat, group: int, sources: Sequence[memoryview], skip: int, into: memoryview) -> None:
-        """One block of this engine's, from neighbouring blocks of the other's: those that hold its tokens, of which the
-        first has `skip` before them. From any thread."""
+        """Writes one block of this engine into `into`. `sources` are the neighbouring blocks of the other engine that
+        hold its tokens; `skip` tokens of the first come before it. May be called on any thread."""
 
 
 class KeptBlocks(Protocol):
-    """A backend's copies of blocks in host memory, by group and slot. Steps fill and read slots in launch order."""
+    """A backend's copies of blocks in host memory, found by group and slot. Steps fill and read slots in launch
+    order."""
 
     spill_bytes_per_s: float
-    """From the device, as measured of late."""
+    """Measured speed of recent copies from the device."""
     load_bytes_per_s: float
-    """To the device."""
+    """Measured speed of recent copies to the device."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no copy of a step that came back is on its way."""
+        """Whether all copies of the steps that came back are done."""
 
     def touch_ahead(self) -> None:
-        """All slots will be used: have the system give their memory now, beside other work, where it gives it late."""
+        """Makes the system give the memory of all slots now, beside other work. Some systems give memory only when it
+        is first used, which would be later and slower."""
 
     def view(self, group: int, slot: int) -> memoryview:
-        """A slot's bytes, for whoever brings them from elsewhere or carries them there. Waits for copies of a step that
-        came back; the caller sees to it that no step in flight names the slot."""
+        """Returns a slot's bytes, for a caller that brings them from elsewhere or carries them there. Waits for copies
+        of the steps that came back. The caller makes sure that no step in flight names the slot."""
 
     def copy_out(self, group: int, block: int, slot: int) -> None:
-        """A block's bytes into a slot, now. The caller sees to it that no launched step that has not come back writes
-        the block, or names the slot."""
+        """Copies a block's bytes into a slot now. The caller makes sure that no step in flight writes the block or
+        names the slot."""

@@ -1,5 +1,5 @@
-"""What a user may choose about KV: its blocks, their memory, what K and V are kept in, and where it goes when there is
-no room for it on the device."""
+"""What a user may choose about KV: its blocks, their memory, the format of K and V, and where KV goes when there is no
+room for it on the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twostroke.core.setting import check_settings, choice, integer, number, swit
 
 KV_KINDS = ("auto", *KV_BITS)
 FORMATS, KV = "Formats", "KV cache"
-"""Panels of a command's help."""
+"""The panels of a command's help that show these settings."""
 
 
 @dataclass(frozen=True, slots=True)

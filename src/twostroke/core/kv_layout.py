@@ -6,24 +6,25 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 KVContent = Literal["keys and values", "latent", "state"]
-"""What layers leave behind for later tokens: keys and values of each token, a vector of each token that both are made
-from, or a state of the whole sequence, of fixed size, that each token changes."""
+"""What layers leave behind for later tokens. "keys and values" are those of each token. "latent" is one vector of each
+token that both are made from. "state" is one of fixed size for the whole sequence, which each token changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers whose KV lives and dies together, with block ids of their own. In a group of states a block is a slot: it
-    holds one sequence's state, and a sequence has one of them however long it is."""
+    """Layers whose KV is kept and freed together, with block ids of their own. In a group of states a block is a slot:
+    it holds the state of one sequence, and a sequence has one of them however long it is."""
 
     layers: tuple[int, ...]
     window: int | None
-    """A query at position q reads keys at positions above `q - window`; None: all of them."""
+    """A query at position q reads keys at positions above `q - window`. None means that it reads all of them."""
     num_blocks: int
     content: KVContent = "keys and values"
     values: int | None = None
-    """Numbers that one token leaves behind in one layer, or of states one sequence; None: not told."""
+    """How many numbers one token leaves behind in one layer; in a group of states, one sequence. None means that nobody
+    said."""
     model: int = 0
-    """Whose layers they are: 0 of the model that answers, from 1 on of those that draft for it."""
+    """The model that the layers belong to: 0 is the one that answers; models that draft for it count from 1."""
 
     @property
     def is_state(self) -> bool:
@@ -32,8 +33,8 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVGroupNeed:
-    """What one KV group of a model asks for: its layers, its window, its bytes a token on the chosen backend (of a
-    state, its bytes a sequence)."""
+    """What one KV group of a model needs: its layers, its window, and its bytes for each token on the chosen backend.
+    For a state these are bytes for each sequence."""
 
     layers: tuple[int, ...]
     window: int | None
@@ -41,7 +42,7 @@ class KVGroupNeed:
     content: KVContent = "keys and values"
     values: int | None = None
     model: int = 0
-    """As `KVGroup` has them."""
+    """These three are as in `KVGroup`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +52,20 @@ class KVLayout:
     groups: tuple[KVGroup, ...]
 
     def of_model(self, number: int) -> KVLayout:
-        """The groups of one model alone: a backend's store of its KV."""
+        """Returns a layout with the groups of one model alone. A backend's store for that model takes it."""
         return replace(self, groups=tuple(group for group in self.groups if group.model == number))
 
     def places_of(self, number: int) -> tuple[int, ...]:
-        """Where those groups are among all."""
+        """Returns the places of that model's groups among all groups."""
         return tuple(place for place, group in enumerate(self.groups) if group.model == number)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def positions(self, group: KVGroup) -> int:
-        """That a group has room for; of states, how many."""
+        """Returns how many positions a group has room for. In a group of states it is how many states."""
         return group.num_blocks * (1 if group.is_state else self.block_size)
 
     def entries_for(self, group: KVGroup, num_tokens: int) -> int:
-        """Of a sequence's table in a group."""
+        """Returns how many entries a sequence of this length has in its block table for a group."""
         return min(1, num_tokens) if group.is_state else self.blocks_for(num_tokens)

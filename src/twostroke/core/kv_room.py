@@ -6,20 +6,21 @@ from twostroke.core.kv_layout import KVGroup, KVGroupNeed, KVLayout
 from twostroke.core.step_sizes import StepSizes
 
 STATES_SHARE = 0.25
-"""Of the memory for KV, what states may take beside blocks: more short sequences can run then than long ones fit."""
+"""The share of the KV memory that states may take beside blocks. More short sequences can then run than long ones would
+fit."""
 SNAPSHOTS_A_SEQUENCE = 7
-"""That there is room for at most, for each sequence that may run: conversations that wait for their next turn are more
-than those that are answered."""
+"""There is room for at most this many snapshots for each sequence that may run. Conversations that wait for their next
+turn outnumber those that are being answered."""
 
 
 def sequence_bytes(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], context: int) -> int:
-    """KV that one sequence of this context holds at most."""
+    """Returns how many bytes of KV one sequence of this context holds at most."""
     return sum(_group_tokens(sizes, group, context) * group.bytes_per_token for group in groups)
 
 
 def _group_tokens(sizes: StepSizes, group: KVGroupNeed, context: int) -> int:
-    """Tokens of KV that one sequence of this context holds at most: behind a window, blocks are given back. A state
-    counts as one."""
+    """Returns how many tokens' KV one sequence of this context holds at most: blocks that lie before a window are given
+    back. A state counts as one."""
     if group.content == "state":
         return 1
     tokens = context
@@ -29,7 +30,7 @@ def _group_tokens(sizes: StepSizes, group: KVGroupNeed, context: int) -> int:
 
 
 def fitting_context(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, context: int) -> int:
-    """The longest context, up to `context`, of which one sequence fits in the budget."""
+    """Returns the longest context, up to `context`, at which one sequence fits in the budget."""
     low, high = 0, context
     while low < high:
         middle = (low + high + 1) // 2
@@ -41,7 +42,8 @@ def fitting_context(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: i
 
 
 def kv_layout_within(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_context: int) -> KVLayout:
-    """Blocks for as many full-length sequences as the budget holds, up to all that may run, and slots for states."""
+    """Returns a layout with blocks for as many full-length sequences as the budget holds, up to all that may run, and
+    with slots for states."""
     size = sizes.block_size
     one = [_group_tokens(sizes, group, max_context) for group in groups]
     of_one = [tokens * group.bytes_per_token for tokens, group in zip(one, groups, strict=True)]
@@ -68,8 +70,9 @@ def kv_layout_within(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: 
 
 
 def _state_slots(sizes: StepSizes, one_bytes: int, state_bytes: int, budget: int) -> int:
-    """One for each sequence that may run, and more for snapshots: a share of the budget, or what leaves each sequence
-    of full length its part, if that is more. `one_bytes`: what such a sequence takes beside its states."""
+    """Returns how many slots for states there are: one for each sequence that may run, and more for snapshots. They
+    take a share of the budget, or as much as leaves each sequence of full length its part, if that is more. `one_bytes`
+    is what such a sequence takes beside its states."""
     each = 1 + SNAPSHOTS_A_SEQUENCE
     slots = max(STATES_SHARE * budget / state_bytes, each * budget / (one_bytes + each * state_bytes))
     left = (budget - one_bytes) // state_bytes  # one sequence fits in any case

@@ -1,4 +1,4 @@
-"""What a user asked for: immutable, made of token ids. Knows nothing of text, KV or progress."""
+"""A user's request: immutable, made of token ids. Knows nothing of text, KV or progress."""
 
 from __future__ import annotations
 
@@ -24,30 +24,33 @@ class Request:
     seed: int = 0
     """The seed in force: the user's, or one drawn by the engine."""
     tenant: str = ""
-    """Whose it is: those who wait take turns by tenant, whatever their priorities."""
+    """The tenant that sent it. Tenants whose requests wait take turns, whatever the requests' priorities."""
     call: str = ""
-    """What it came in with: calls of a tenant take turns, too. Empty: it waits by itself, in order of arrival."""
+    """The call that it came in with. The calls of a tenant take turns, too. Empty means that it waits by itself, in
+    order of arrival."""
     service_level: str = ""
-    """The class whose promise it is held to, by name; empty: the default."""
+    """The name of the class whose promise it is held to. Empty means the default."""
     lease_id: str = ""
-    """Its prompt's KV is kept for another engine, which will ask for it by this name; empty: nobody will."""
+    """The name by which another engine will ask for its prompt's KV, which is kept until then. Empty means that nobody
+    will ask."""
     writer: str = ""
-    """Which engine that is, as its router names it; empty: that is not known."""
+    """The name of that engine, as the router calls it. Empty means that it is not known."""
     handoff: Handoff | None = None
-    """Another engine has read its prompt."""
+    """What another engine, which has read its prompt, hands over."""
     wants_vector: bool = False
-    """Its prompt is read for a vector, as the model pools its last states into one: no token is drawn."""
+    """True means that its prompt is read for a vector, which the model pools from its last states. No token is
+    drawn."""
     second_text_at: int | None = None
-    """Of two texts that are read together: the token that the second begins at; None: it is one text."""
+    """The token at which the second of two texts begins that are read together. None means that there is one text."""
 
     @property
     def first(self) -> FirstToken | None:
-        """Of its answer, where another engine has drawn it."""
+        """The first token of its answer, if another engine has drawn it."""
         return None if self.handoff is None else self.handoff.first
 
     @property
     def asked_s(self) -> float:
-        """When the first engine of a fleet had it, on this engine's clock: what is promised counts from there."""
+        """When the first engine of a fleet received it, on this engine's clock. Promised times count from there."""
         return self.arrival_s if self.handoff is None else self.arrival_s - self.handoff.before_s
 
     def __post_init__(self) -> None:

@@ -32,7 +32,8 @@ def check_request(request: Request, vocab_size: int) -> None:
 
 
 def check_kind(request: Request, *, gives_vectors: bool) -> None:
-    """Raise BadRequestError where a request wants of a model what it does not do."""
+    """Raise BadRequestError if a request wants a vector from a model that writes text, or text from one that gives
+    vectors."""
     if request.wants_vector and not gives_vectors:
         raise BadRequestError(NO_VECTORS)
     if gives_vectors and not request.wants_vector:

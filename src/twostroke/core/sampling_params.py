@@ -72,9 +72,10 @@ class SamplingParams:
         "The same for every prompt token but the first. Such a prompt does not use the prefix cache.",
     )
     grammar: GrammarSpec | None = None
-    """What the answer must look like. It ends where the grammar lets it, or at max_tokens, incomplete."""
+    """What the answer must look like. The answer ends where the grammar lets it, or incomplete at max_tokens."""
     speculation: SpeculationParams | None = None
-    """Who drafts for it, and how much; None: as the engine was started. A method's name or a mapping will do."""
+    """Who drafts for it, and how much. A method's name or a mapping will do. None means what the engine was started
+    with."""
     skip_special_tokens: bool = switch(True, LENGTH, "Leave control tokens that the model writes out of the text.")
 
     def __post_init__(self) -> None:
@@ -118,7 +119,7 @@ class SamplingParams:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """A lone string is a list of one, as users write it."""
+    """Returns stop strings as a tuple. A lone string counts as a list of one."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (tuple, list)):

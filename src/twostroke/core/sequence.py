@@ -42,13 +42,13 @@ class Sequence:
     request: Request
     sample_index: int
     max_total_tokens: int
-    """Prompt plus output, at most: what admission reserved for."""
+    """The most tokens that prompt and output may have together. Admission reserved room for them."""
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_in_flight: int = 0
-    """Positions that launched steps compute, at most."""
+    """The most positions that launched steps may compute."""
     num_drafts_in_flight: int = 0
-    """Of those, how many may turn out to be wrong, and not count."""
+    """How many of those positions are drafts that may turn out to be wrong, and then do not count."""
     prefill_len: int = 0
     high_water: int = 0
     """Positions below this were launched before a preemption: computing them again is recomputation."""
@@ -57,9 +57,10 @@ class Sequence:
     error: str | None = None
     timing: SequenceTiming = field(default_factory=SequenceTiming)
     handoff: Handoff | None = None
-    """Where its prompt was read for another engine, and is over: what that one is told."""
+    """What the engine is told that will write the answer. It is set when this engine has read the prompt for that
+    one."""
     stop_ids: frozenset[int] = frozenset()
-    """The request's, looked at for every token."""
+    """The request's stop ids, kept here since every token is compared with them."""
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -81,12 +82,12 @@ class Sequence:
 
     @property
     def next_position(self) -> int:
-        """The first position that no launched step covers: the last where it may turn out to be."""
+        """The first position that no launched step covers, if all drafts in flight hold."""
         return self.num_computed + self.num_in_flight
 
     @property
     def least_next_position(self) -> int:
-        """The same if none of the drafts in flight hold: the first where it may turn out to be."""
+        """The same position if none of the drafts in flight hold."""
         return self.next_position - self.num_drafts_in_flight
 
     @property

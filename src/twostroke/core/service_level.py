@@ -1,5 +1,5 @@
-"""What was promised to a class of requests: how soon the first token comes, how evenly the others, and what happens to
-a request for which that cannot be kept. Knows no queue and no clock."""
+"""What is promised to a class of requests: how soon the first token comes, how evenly the others come, and what happens
+to a request for which that cannot be kept. Knows no queue and no clock."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ KEPT_SHARE = 0.99
 """An answer kept its inter-token promise if this share of its gaps was no longer than promised."""
 
 STREAMS_SHARE = 0.85
-"""Of a promised gap, what a step of streams alone may take: one that also takes in a newcomer is longer."""
+"""The share of a promised gap that a step of streams alone may take. A step that also takes in a newcomer is longer."""
 
 WhenLate = Literal["queue", "refuse"]
-"""A request whose first token cannot come in time: it waits all the same, or is refused at once."""
+"""What happens to a request whose first token cannot come in time: it waits all the same ("queue"), or is refused at
+once ("refuse")."""
 
 
 class Promise(NamedTuple):
-    """What one request was promised; None: nothing of that kind."""
+    """What one request was promised. None means that nothing of that kind was promised."""
 
     level: str
     ttft_s: float | None = None
     itl_s: float | None = None
 
     def kept_ttft(self, ttft_s: float | None) -> bool | None:
-        """None: nothing was promised. A first token that never came breaks the promise."""
+        """Whether the first token came in time. None means that nothing was promised. A first token that never came
+        breaks the promise."""
         return None if self.ttft_s is None else ttft_s is not None and ttft_s <= self.ttft_s
 
     def kept_itl(self, gaps_s: Sequence[float]) -> bool | None:
-        """Over the gaps between an answer's tokens; one without gaps keeps it."""
+        """Whether the gaps between an answer's tokens were as promised. None means that nothing was promised. An answer
+        without gaps keeps the promise."""
         if self.itl_s is None:
             return None
         num_late = sum(gap_s > self.itl_s for gap_s in gaps_s)
@@ -44,14 +47,15 @@ class Promise(NamedTuple):
 class ServiceLevel:
     name: str
     ttft_s: float | None = None
-    """From arrival to the first token; None: no promise."""
+    """The longest time from arrival to the first token. None means that there is no promise."""
     itl_s: float | None = None
-    """Between two tokens of an answer; None: no promise."""
+    """The longest time between two tokens of an answer. None means that there is no promise."""
     weight: float = 1.0
     """Its share of a busy engine beside the others."""
     when_late: WhenLate = "queue"
     is_derived: bool = False
-    """Nobody said what it promises: whoever schedules derives it from what the hardware does, for each request."""
+    """True means that no user set its promise. The scheduler then derives one for each request from what the hardware
+    can do."""
 
     @property
     def promise(self) -> Promise:
@@ -64,14 +68,15 @@ class ServiceLevels:
 
     levels: tuple[ServiceLevel, ...] = (ServiceLevel(DEFAULT_LEVEL),)
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Which class the requests of an API key are of: by its name, or by its beginning and a `*`. A server's to read."""
+    """Maps an API key, or the beginning of one and a `*`, to the name of its requests' class. The server reads it."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(level.name for level in self.levels)
 
     def named(self, name: str) -> ServiceLevel:
-        """Empty: the default. Raises for a name that is not there."""
+        """Returns the class of this name. An empty name means the default. Raises BadRequestError if there is no such
+        class."""
         wanted = name or DEFAULT_LEVEL
         for level in self.levels:
             if level.name == wanted:
@@ -80,12 +85,13 @@ class ServiceLevels:
 
 
 def streams_fit(step_s: float, itl_s: float) -> bool:
-    """Whether streams whose steps take so long keep gaps that were promised to be no longer than `itl_s`."""
+    """Whether streams keep a promised gap of `itl_s` if each of their steps takes `step_s`."""
     return step_s <= STREAMS_SHARE * itl_s
 
 
 def most_streams(itl_s: float, most: int, step_s: Callable[[int], float]) -> int:
-    """How many of at most `most` streams fit. `step_s`: what a step of this many should take; more take no less."""
+    """Returns how many streams, `most` at most, keep a promised gap. `step_s` predicts a step of so many streams, and
+    never falls as their number grows."""
     fits, fits_not = 0, most + 1
     while fits_not - fits > 1:
         number = (fits + fits_not) // 2

@@ -26,7 +26,7 @@ from twostroke.core.toml_file import as_table, parse_toml, read_toml_text, refus
 
 FIELDS = ("ttft_ms", "itl_ms", "weight", "when_late")
 MAX_MS = 3_600_000.0
-"""An hour: more is a slip of the finger."""
+"""An hour. A larger number is taken for a mistake."""
 MAX_WEIGHT = 1000.0
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 MAX_NAME = 64
@@ -38,7 +38,8 @@ def read_service_levels(path: str | Path) -> ServiceLevels:
 
 
 def parse_service_levels(text: str, source: str = "the service levels") -> ServiceLevels:
-    """Raises BadRequestError, naming the place, for anything that is not as described above."""
+    """Returns the service levels that a text describes. Raises BadRequestError, naming the place, for anything that is
+    not as described above."""
     parsed = parse_toml(text, source)
     refuse_unknown(parsed, ("levels", "keys"), source)
     tables = as_table(parsed.get("levels", {}), f"{source}: levels")

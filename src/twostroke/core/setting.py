@@ -12,30 +12,30 @@ from typing import Any, Literal
 from twostroke.core.errors import BadRequestError
 
 Kind = Literal["integer", "number", "switch", "choice", "text", "texts", "integers", "size"]
-"""What a value is. "size": an integer of bytes, which a command takes as 512MB."""
+"""The kind of a value. "size" is an integer of bytes, which a command takes as 512MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     kind: Kind
     must_be: str
-    """What a value has to be, in an error."""
+    """Words for an error message: what a value has to be."""
     help: str = ""
-    """Empty: it is checked, and no option."""
+    """The help of its option. Empty means that the setting is checked, but has no option."""
     panel: str = ""
     flag: str | None = None
-    """What a command calls it; None: as the field."""
+    """The name of its option. None means that the option is named as the field."""
     other_flag: str | None = None
-    """What other programs call it, and a command takes too."""
+    """A second name of its option, which other programs use."""
     metavar: str | None = None
     low: float = -inf
     high: float | None = inf
-    """None: any finite number."""
+    """None means that any finite number is allowed."""
     is_above_low: bool = False
     multiple_of: int = 1
     choices: tuple[str, ...] = ()
     is_optional: bool = False
-    """None is a value too: left open, or off."""
+    """True means that None is allowed, too, and stands for "left open" or "off"."""
 
     def check(self, name: str, value: object) -> None:
         if not (value is None and self.is_optional) and not self._holds(value):
@@ -53,7 +53,7 @@ class Setting:
                 return value in self.choices
             case "text":
                 return isinstance(value, str)
-        return True  # of several the class that holds them knows more
+        return True  # a list is checked by the class that holds it
 
     def _is_within(self, value: Any) -> bool:
         is_high_enough: bool = self.low < value if self.is_above_low else self.low <= value
@@ -63,14 +63,15 @@ class Setting:
 def integer(
     default: int | None, low: int, high: int | None = None, panel: str = "", help: str = "", **told: Any
 ) -> Any:
-    """A field of whole numbers from `low` to `high`, with its place and its words in a command's help."""
+    """Declares a field of whole numbers from `low` to `high`, with its panel and its help."""
     bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
     told = {"kind": "integer", "must_be": f"an integer {bounds}", **told}
     return _field(default, panel, help, low=low, high=inf if high is None else high, **told)
 
 
 def number(default: float | None, low: float, high: float | None, panel: str = "", help: str = "", **told: Any) -> Any:
-    """A field of numbers from `low` (or above it, where `is_above_low`) to `high`; None: any finite one."""
+    """Declares a field of numbers from `low` (or above it, if `is_above_low`) to `high`. None as `high` means any
+    finite number."""
     is_above, has_high = told.get("is_above_low", False), high is not None and high < inf
     bounds = f"above {low:g}" if is_above else f"of at least {low:g}"
     if has_high:
@@ -92,7 +93,7 @@ def text(default: str | None, panel: str, help: str, **told: Any) -> Any:
 
 
 def several(kind: Literal["texts", "integers"], panel: str, help: str, **told: Any) -> Any:
-    """A field of none or more, whose class checks them."""
+    """Declares a field of any number of values, which its class checks."""
     return _field((), panel, help, kind=kind, must_be="a list", **told)
 
 
@@ -102,22 +103,22 @@ def _field(default: object, panel: str, help: str, **told: Any) -> Any:
 
 
 def settings_of(kind: Any) -> Mapping[str, Setting]:
-    """By field, in their order."""
+    """Returns the settings that a class declares, by field, in their order."""
     return {name: setting for name, setting, _ in _declared(kind)}
 
 
 @cache
 def _declared(kind: Any) -> list[tuple[str, Setting, object]]:
-    """With the defaults."""
+    """Returns the name, the setting and the default of each field that declares one."""
     return [(one.name, one.metadata["setting"], one.default) for one in fields(kind) if "setting" in one.metadata]
 
 
 def check_settings(owner: Any) -> None:
-    """Raise BadRequestError, naming the field, for the first value that is out of bounds."""
+    """Raise BadRequestError for the first value that is out of bounds. The message names the field."""
     kind: Any = type(owner)
     for name, setting, default in _declared(kind):
         value = getattr(owner, name)
-        if value is not default:  # most are, of each request
+        if value is not default:  # most values of a request are the default
             setting.check(name, value)
 
 
@@ -126,7 +127,8 @@ def is_integer(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """What a user gave, in an error: Python writes no integer of thousands of digits."""
+    """Returns a user's value as an error message shows it. Python refuses to write an integer of thousands of
+    digits."""
     try:
         return repr(value)
     except ValueError:

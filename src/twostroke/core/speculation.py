@@ -1,4 +1,4 @@
-"""What a request may say of drafts. Knows no drafter."""
+"""What a request may say about drafts. Knows no drafter."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_DRAFTS = 64
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
     method: str | None = None
-    """Who drafts: one of those that the engine was started with, or `off`; None: as it was started."""
+    """The name of a drafter that the engine was started with, or `off`. None means as the engine was started."""
     max_drafts: int | None = None
-    """The most drafts a step; 0: none; None: as many as pay."""
+    """The most drafts in one step. 0 means none; None means as many as pay."""
 
     def __post_init__(self) -> None:
         if self.method is not None and (not isinstance(self.method, str) or not self.method):
@@ -36,23 +36,23 @@ class SpeculationParams:
 
 
 class DrafterState(NamedTuple):
-    """What an operator should know of one drafter. The words of its faults are in the log alone: they may quote what a
-    request said."""
+    """What an operator should know of one drafter. Error messages of its faults are in the log alone, since they may
+    quote a request."""
 
     name: str
     num_faults: int = 0
-    """Times that it raised, returned rubbish or took too long to hear of tokens."""
+    """How often it raised, returned something invalid, or took too long to be told of tokens."""
     is_out: bool = False
-    """Whether nobody asks it, for a while or for good."""
+    """Whether it is not asked any more, for a while or for good."""
     is_doubted: bool = False
-    """Whether it hardly ever guesses right: most likely it was made for another model."""
+    """Whether it hardly ever guesses right. Most likely it was made for another model."""
 
 
 NO_DRAFTS = SpeculationParams(method=OFF)
 
 
 def as_speculation(value: object) -> SpeculationParams | None:
-    """From what users write: a method's name, or a mapping of the fields."""
+    """Returns the parameters that a user wrote as a method's name, or as a mapping of the fields."""
     if value is None or isinstance(value, SpeculationParams):
         return value
     if isinstance(value, str):
@@ -68,12 +68,13 @@ def as_speculation(value: object) -> SpeculationParams | None:
 
 
 def expected_tokens(chance: float, num_drafts: int) -> float:
-    """That a step brings a stream, if each draft holds with this chance where those before it do."""
+    """Returns how many tokens a step is expected to bring a stream. `chance` is the probability that a draft holds if
+    those before it do."""
     return sum(chance**place for place in range(num_drafts + 1))
 
 
 def check_speculation(asked: SpeculationParams | None, methods: Collection[str]) -> None:
-    """`methods`: those that the engine was started with; raises BadRequestError for another."""
+    """Raises BadRequestError if the asked method is not one of `methods`, which the engine was started with."""
     method = None if asked is None else asked.method
     if method is None or method == OFF or method in methods:
         return

@@ -17,7 +17,7 @@ from twostroke.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A contiguous range of one Sequence's known tokens to compute now."""
+    """A contiguous range of one Sequence's known tokens, to be computed in this step."""
 
     seq_id: int
     start: int
@@ -25,12 +25,12 @@ class PrefillChunk:
     samples: bool
     """True when this chunk completes the prefill: its last position yields a token."""
     prompt_logprobs: int | None = None
-    """When set: for each position of the chunk whose next token is known, the logprob of that next token, and this
-    many of the most likely ones. The next token of the chunk's last position comes in `next_token_id`."""
+    """If set, the logprob of the next token is told for each position whose next token is known, with this many of the
+    most likely tokens. The token that follows the chunk's last position is in `next_token_id`."""
     next_token_id: int | None = None
     pools: bool = False
-    """In place of `samples`, of a request for a vector: this chunk completes the prompt, and its last states are pooled
-    into one. Where the model pools more than the last of them, the chunk is the whole prompt."""
+    """Stands in place of `samples` for a request for a vector: this chunk completes the prompt, and its last states are
+    pooled into one. If the model pools more than the last state, the chunk is the whole prompt."""
 
     @property
     def end(self) -> int:
@@ -38,30 +38,32 @@ class PrefillChunk:
 
 
 class Drafts(NamedTuple):
-    """Guesses at the tokens behind a slot's own, computed with it in one pass. Each is kept while the model would have
-    chosen it, so a slot brings one token at least, and one more for every guess that held."""
+    """Guesses at the tokens that follow a slot's own token. They are computed with it in one pass. A guess is kept as
+    long as the model would have chosen it. So a slot brings at least one token, and one more for each guess that
+    held."""
 
     most: int
     """No more than this many are computed."""
     token_ids: tuple[int, ...] = ()
-    """What the host guesses for the positions from `start` on. Empty: the backend drafts for itself."""
+    """The host's guesses for the positions from `start` on. Empty means that the backend drafts for itself."""
     start: int = 0
-    """Guesses below the row's length were overtaken by tokens that the host did not know when it made them."""
+    """The position of the first guess. Guesses at positions below the row's length came too late: tokens that the host
+    did not know when it guessed are there already."""
 
 
 class DecodeSlot(NamedTuple):
-    """One Sequence's next tokens: the row's last token enters, and drafts behind it. (Frozen, like the others, and a
-    tuple because a step makes hundreds: a frozen dataclass takes three times as long to make.)"""
+    """Computes one Sequence's next tokens: the row's last token enters, and drafts behind it. It is a named tuple
+    because a step makes hundreds, and a frozen dataclass takes three times as long to make."""
 
     seq_id: int
     position: int
-    """Where the last token enters, at most: the row knows its own length. It is less where drafts of a step in flight
-    do not hold; blocks are granted for the most that may be written."""
+    """The highest position at which the last token may enter. The row knows its own length, which is less if drafts of
+    a step in flight do not hold. Blocks are granted for the most that may be written."""
     drafts: Drafts | None = None
 
     @property
     def num_queries(self) -> int:
-        """The tokens that enter, and the most that come out."""
+        """How many tokens enter. At most as many come out."""
         return 1 if self.drafts is None else 1 + self.drafts.most
 
     def __repr__(self) -> str:
@@ -73,16 +75,18 @@ _drafts = itemgetter(2)
 
 
 class DraftCosts(NamedTuple):
-    """What a step is predicted to take with some drafts in it, so that whoever drafts computes those that pay."""
+    """The predicted seconds of a step for several numbers of drafts, so that a backend that drafts for itself computes
+    only drafts that pay."""
 
     num_drafts: tuple[int, ...]
-    """In all its slots together, from 0 on, growing."""
+    """Numbers of drafts in all slots of the step together, growing from 0."""
     seconds: tuple[float, ...]
-    """Of the first: its decodes without any. Of the others: what these drafts add on top, with all else that the step
-    holds."""
+    """The first: seconds of the step's decodes without drafts. The others: seconds that this number of drafts adds,
+    together with all else that the step holds."""
 
     def with_drafts(self, count: int) -> float:
-        """Seconds, on the line between the numbers that are known; beyond the last, on the last line."""
+        """Returns the seconds for this number of drafts, interpolated between the known numbers. Beyond the last it
+        continues the last line."""
         known, seconds = self.num_drafts, self.seconds
         if len(known) == 1:
             return seconds[0]
@@ -96,17 +100,17 @@ NO_COSTS = DraftCosts((0,), (0.0,))
 
 
 class Drafted(NamedTuple):
-    """What became of a slot's drafts, beside the tokens that it brought."""
+    """How many drafts a slot had, and who made them. The tokens that they brought are told elsewhere."""
 
     method: str
-    """Who made them."""
+    """The name of the method that made them."""
     num_drafts: int
-    """That were computed, which may be fewer than the slot's `most`."""
+    """How many drafts were computed. There may be fewer than the slot's `most`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowJoin:
-    """Opens a row (or reopens it after preemption; then some output is already known)."""
+    """Opens a row, or reopens it after a preemption. In that case some output is already known."""
 
     seq_id: int
     request: Request
@@ -116,7 +120,7 @@ class RowJoin:
 
 @dataclass(frozen=True, slots=True)
 class BlockGrant:
-    """Entries `first_index`, `first_index + 1`, ... of a row's block table in one KV group."""
+    """New entries `first_index`, `first_index + 1`, ... of a row's block table in one KV group."""
 
     seq_id: int
     group: int
@@ -125,7 +129,7 @@ class BlockGrant:
 
 
 class BlockCopy(NamedTuple):
-    """One block of a KV group, between the device and a slot in host memory."""
+    """Copies one block of a KV group, between the device and a slot in host memory."""
 
     group: int
     block_id: int
@@ -133,8 +137,8 @@ class BlockCopy(NamedTuple):
 
 
 class StateRestore(NamedTuple):
-    """A sequence goes on from a state that was kept: it is copied into the sequence's own slot. No slot that a step
-    restores from is written to by it, so a step's copies may be made in any order."""
+    """Lets a sequence go on from a state that was kept: it is copied into the sequence's own slot. A step never writes
+    to a slot that it restores from, so its copies may be made in any order."""
 
     seq_id: int
     group: int
@@ -143,21 +147,22 @@ class StateRestore(NamedTuple):
 
 
 class StateSave(NamedTuple):
-    """Keep a copy of a sequence's state as it is behind its first `length` tokens, if this step computes the last of
-    them. Of a chunk that is its end. Where drafts are about, it may turn out to be another step that does: the save is
-    part of all that may, and the one that does makes it, if the token held."""
+    """Keeps a copy of a sequence's state behind its first `length` tokens, if this step computes the last of them. For
+    a prefill chunk that is its end. With drafts, it is not known beforehand which step computes that token. So every
+    step that may do it carries the save, and the one that does makes it, if the token held."""
 
     seq_id: int
     group: int
     slot: int
-    """Where the copy goes."""
+    """The slot that the copy goes to."""
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A backend takes spills, then loads, leaves, joins, grants and restores; then computes decodes and prefills side
-    by side; then makes saves. A chunk that begins at position 0 finds no state before it, whatever its slot holds."""
+    """A backend carries out spills first, then loads, leaves, joins, grants and restores. Then it computes decodes and
+    prefills side by side, and at last it makes saves. A chunk that begins at position 0 starts from an empty state,
+    whatever its slot holds."""
 
     step_id: int
     prefills: tuple[PrefillChunk, ...] = ()
@@ -166,12 +171,12 @@ class Step:
     leaves: tuple[int, ...] = ()
     grants: tuple[BlockGrant, ...] = ()
     draft_costs: DraftCosts = NO_COSTS
-    """For a backend that drafts for itself."""
+    """Only a backend that drafts for itself reads them."""
     spills: tuple[BlockCopy, ...] = ()
     """Blocks to copy to host memory before this step, or a later one, writes to them."""
     loads: tuple[BlockCopy, ...] = ()
-    """Blocks to copy from host memory, behind all that was launched before. They may still be on their way while this
-    step computes: a step waits for those that its own grants and saves name."""
+    """Blocks to copy from host memory, after all that was launched before. The copies may still be under way while this
+    step computes. A step waits for those that its own grants and saves name."""
     restores: tuple[StateRestore, ...] = ()
     saves: tuple[StateSave, ...] = ()
 
@@ -185,7 +190,7 @@ class Step:
 
     @property
     def num_decode_tokens(self) -> int:
-        """The queries of all slots."""
+        """How many queries all slots have together."""
         return sum(slot.num_queries for slot in self.decodes) if self.has_drafts else len(self.decodes)
 
     @property
@@ -209,9 +214,9 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came back: of each sequence whose next token was due, that one, and those of its drafts that held. One in
-    `errors` could not be continued (its logits were not finite, say) behind what it sampled; the rest of the step is
-    sound."""
+    """What a step brought. `sampled` has, for each sequence whose next token was due, this token and one for each draft
+    that held. A sequence in `errors` could not go on after what it sampled, because its logits were not finite, say.
+    The rest of the step is valid."""
 
     step_id: int
     sampled: Mapping[int, tuple[SampledToken, ...]]
@@ -219,12 +224,14 @@ class StepResult:
     errors: Mapping[int, str] = field(default_factory=dict)
     compute_s: float = 0.0
     others_share: float = 0.0
-    """Of the cores that the backend may use, what other programs took meanwhile, as far as it knows."""
+    """The share of the backend's cores that other programs took during the step, as far as it is known."""
     drafted: Mapping[int, Drafted] = field(default_factory=dict)
-    """Of each slot that drafts were computed for. Of those that held, each brought a token behind the slot's own."""
+    """Drafts of each slot that had any, by sequence. Each draft that held brought a token behind the slot's own."""
     drafting_s: float = 0.0
-    """Of `compute_s`, what making drafts took: looking them up, or computing them and what they are made from."""
+    """The part of `compute_s` that making drafts took: looking them up, or computing them and what they are made
+    from."""
     stuck: frozenset[int] = frozenset()
-    """Of those in `errors`, whose grammar allows no token: their KV is right, and others may use it."""
+    """Sequences in `errors` that ended because their grammar allows no token. Their KV is right, and others may use
+    it."""
     vectors: Mapping[int, bytes] = field(default_factory=dict)
-    """Of each chunk that `pools`, in 32-bit floats, the lowest byte first."""
+    """The vector of each chunk that `pools`, by sequence: 32-bit floats, the lowest byte first."""

@@ -10,8 +10,9 @@ class StepSizes:
     block_size: int
     """Tokens in a KV block."""
     max_tokens_per_step: int
-    """Decode slots and prefill tokens of one step together."""
+    """The most decode slots and prefill tokens that one step may have together."""
     max_running: int
-    """Sequences that run at a time."""
+    """The most sequences that run at a time."""
     itl_target_ms: float | None = None
-    """How long a step with prefill may keep running streams waiting; None: its token budget alone bounds it."""
+    """How long a step with prefill may keep running streams waiting. None means that only its number of tokens is
+    bounded."""

@@ -10,17 +10,17 @@ class TierReport:
     hit_tokens: dict[str, int]
     """Prompt tokens found in the prefix cache, by tier: `device`, `host`, `disk`."""
     bytes: dict[str, int]
-    """That a tier holds."""
+    """Bytes that each tier holds."""
     blocks: dict[str, int]
-    """That can be found there."""
+    """Blocks that can be found in each tier."""
     limit_bytes: dict[str, int]
-    """That it may hold; a tier that there is not has none."""
+    """The most bytes that each tier may hold. A tier that is not in use has no entry."""
     moved_blocks: dict[str, int]
-    """By move. `spilled`: from the device to host memory. `loaded`: back. `written`: from there to disk. `fetched`:
-    back."""
+    """Blocks that moved, by move. `spilled`: from the device to host memory. `loaded`: from host memory to the device.
+    `written`: from host memory to disk. `fetched`: from disk to host memory."""
     moved_bytes: dict[str, int]
     dropped_blocks: dict[str, int]
-    """By why. `busy`: not spilled, since that would have slowed decode or no slot was free. `unwritten`: not taken by
-    the disk. `damaged`: on disk, and not what was written, or gone."""
+    """Blocks that were dropped, by reason. `busy`: not spilled, because that would have slowed decode or no slot was
+    free. `unwritten`: the disk did not take it. `damaged`: its file on disk is gone, or is not what was written."""
     recomputed_tokens: int
-    """Found in a tier, and computed again, which was predicted to be faster."""
+    """Tokens that were found in a tier and computed again, because that was predicted to be faster."""

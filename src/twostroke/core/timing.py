@@ -1,4 +1,5 @@
-"""When things happened to one sample, in seconds on the engine's monotonic clock. `docs/metrics.md` defines each."""
+"""When things happened to one sample, in seconds on the engine's monotonic clock. `docs/metrics.md` defines each
+number."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ class PrefixBreak(NamedTuple):
     token_index: int
     """The first token that was not found."""
     kind: str
-    """`evicted`: it was cached once, and its space was needed; `differs`: an earlier prompt has another token here;
-    `new`: nothing was ever cached behind what was found; `state`: more is cached, and no state of the layers that keep
-    one was kept further on."""
+    """`evicted`: the token was cached once, and its space was needed. `differs`: an earlier prompt has another token
+    here. `new`: nothing was ever cached beyond this point. `state`: more tokens are cached, but no state further on was
+    kept for the layers that need one."""
     tokens: int = 0
-    """Evicted: how many were lost in a row. Differs: how many of those behind are the same in the earlier prompt.
-    State: how many of those behind are cached."""
+    """For `evicted`: how many tokens in a row were lost. For `differs`: how many of the tokens behind are the same in
+    the earlier prompt. For `state`: how many of the tokens behind are cached."""
 
 
 class TierTokens(NamedTuple):
-    """Of the prompt tokens that were cached, those that were not on the device when they were looked for."""
+    """How many of the cached prompt tokens were not on the device when they were looked for, and where they were."""
 
     host: int = 0
     disk: int = 0
@@ -35,7 +36,7 @@ class TierTokens(NamedTuple):
 
     @property
     def words(self) -> str:
-        """To follow a number of cached tokens; empty where all were on the device."""
+        """Words that follow a number of cached tokens in a sentence. They are empty if all were on the device."""
         named = ((self.host, "in host memory"), (self.disk, "on disk"), (self.peer, "read by another engine"))
         return "".join(f", {tokens:,} of them {where}" for tokens, where in named if tokens)
 
@@ -50,31 +51,33 @@ class QueueRecord:
     ahead: int = 0
     """Samples that waited before it."""
     ahead_tokens: int = 0
-    """About how many prompt tokens those have."""
+    """About how many prompt tokens those samples have."""
     running: int = 0
     running_limit: int = 0
     free_blocks: tuple[int, ...] = ()
-    """One a KV group: blocks that nobody held."""
+    """Blocks that nobody held, for each KV group."""
     slots_s: float = 0.0
-    """All running slots were taken."""
+    """Seconds that it waited while all running slots were taken."""
     blocks_s: float = 0.0
-    """The first in line did not fit in KV."""
+    """Seconds that it waited while the first in line did not fit in KV."""
     prompts_s: float = 0.0
-    """Steps were full of older work: other prompts, for the most part."""
+    """Seconds that it waited while steps were full of older work, mostly other prompts."""
     sibling_s: float = 0.0
-    """The first sample of the same request was reading the prompt for all of them."""
+    """Seconds that it waited while the first sample of the same request was reading the prompt for all of them."""
     tiers_s: float = 0.0
-    """Blocks of those that wait were on their way from disk."""
+    """Seconds that it waited while blocks of waiting samples were on their way from disk."""
     gaps_s: float = 0.0
-    """One more stream would have made steps longer than was promised to those who write, or to the first in line."""
+    """Seconds that it waited because one more stream would have made steps longer than was promised to running streams,
+    or to the first in line."""
     refused_s: float | None = None
-    """When it was first in line, and was first refused for want of blocks."""
+    """When it was first in line and was refused for the first time because blocks were missing."""
     short_blocks: tuple[int, ...] = ()
-    """One a KV group: how many were missing then."""
+    """How many blocks were missing then, for each KV group."""
     kin_read_s: float | None = None
-    """Until its first token, what steps took for other prompts of its tenant; None: it has no tenant."""
+    """Seconds until its first token that steps took for other prompts of its tenant. None means that it has no
+    tenant."""
     others_read_s: float | None = None
-    """The same, for prompts of other tenants."""
+    """The same seconds, for prompts of other tenants."""
 
 
 @dataclass(slots=True)
@@ -89,13 +92,14 @@ class SequenceTiming:
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache, at first admission."""
     tier_tokens: TierTokens = NO_TIERS
-    """Of those, what came from host memory and from disk."""
+    """How many of the cached tokens came from host memory, from disk and from another engine."""
     recomputed_tokens: int = 0
     """Tokens computed again because of preemption."""
     prefill_chunks: int = 0
     preemptions: int = 0
     gave_way: int = 0
-    """Of those, how often it gave its slot to somebody who had none; else older requests took its KV."""
+    """How many of the preemptions were because it gave its slot to a request that had none. In the others, older
+    requests took its KV."""
     prefill_compute_s: float = 0.0
     """Backend seconds of the steps that held one of its chunks."""
     decode_compute_s: float = 0.0
@@ -104,38 +108,39 @@ class SequenceTiming:
     """Steps in which drafts were computed for it."""
     drafts_computed: int = 0
     drafts_held: int = 0
-    """Of those, how many the model would have chosen: tokens that came without a step of their own."""
+    """How many of the drafts the model would have chosen itself. These tokens came without a step of their own."""
     speculation_gain_s: float = 0.0
-    """Against the same tokens one by one, as predicted; below 0: drafts, its own or its neighbours', cost more than
-    they brought."""
+    """Predicted seconds that drafts saved, compared with the same tokens one by one. It is below 0 if drafts, its own
+    or its neighbours', cost more than they brought."""
     wants_no_drafts: bool = False
-    """The request said so."""
+    """True means that the request asked for no drafts."""
     promise: Promise | None = None
-    """What its class was promised; None: nobody promised anything."""
+    """What its class was promised. None means that nothing was."""
     elsewhere_s: float = 0.0
-    """What had gone by of its time before: another engine's queue and reading, and the way here."""
+    """Seconds of its time that passed before it came here: another engine's queue and reading, and the way here."""
     is_left: bool = False
-    """Its prompt was left to the engine that will write its answer: nothing was done for it here."""
+    """True means that its prompt was left to the engine that will write its answer. Nothing was done for it here."""
     handoff: HandoffRecord | None = None
-    """Where another engine had read its prompt: what came of that."""
+    """What became of the handoff, if another engine had read its prompt."""
     first_came: bool = False
-    """Its first token was drawn by that engine, and came with the request."""
+    """True means that the engine that read the prompt drew its first token, which came with the request."""
     queue: QueueRecord = field(default_factory=QueueRecord)
     prefix: PrefixBreak | None = None
-    """None: every full block was found, or nothing was looked for."""
+    """Where its prompt stopped matching the prefix cache. None means that every full block was found, or that nothing
+    was looked for."""
     chunks: list[ChunkRecord] = field(default_factory=list)
     preempted_s: list[float] = field(default_factory=list)
-    """When it lost its KV."""
+    """When it lost its KV, for each preemption."""
     step_before: StepRecord | None = None
-    """The last that had come back when it arrived."""
+    """The last step that had come back when it arrived."""
     step_last: StepRecord | None = None
-    """The last that had come back when it ended."""
+    """The last step that had come back when it ended."""
     step_after_gap: StepRecord | None = None
-    """The one that ended the longest gap between two of its tokens, if it is still known."""
+    """The step that ended the longest gap between two of its tokens, if it is still known."""
 
     @property
     def asked_s(self) -> float:
-        """When the first engine had it, on this engine's clock."""
+        """When the first engine received it, on this engine's clock."""
         return self.arrival_s - self.elsewhere_s
 
     @property
@@ -144,13 +149,13 @@ class SequenceTiming:
 
     @property
     def drawn_s(self) -> float | None:
-        """When the first token was drawn that this engine drew itself."""
+        """When this engine drew the first token of its own."""
         place = int(self.first_came)
         return self.token_times_s[place] if len(self.token_times_s) > place else None
 
     @property
     def queue_s(self) -> float | None:
-        """Arrival at this engine to the launch of the first chunk."""
+        """Seconds from the arrival at this engine to the launch of the first chunk."""
         return None if self.scheduled_s is None else self.scheduled_s - self.arrival_s
 
     @property
@@ -160,31 +165,32 @@ class SequenceTiming:
 
     @property
     def total_s(self) -> float | None:
-        """To its end, from the same moment."""
+        """Seconds from the arrival at the first engine that had it to its end."""
         return None if self.finished_s is None else self.finished_s - self.asked_s
 
     @property
     def prefill_s(self) -> float | None:
-        """Launch of the first chunk to the first token that is drawn here: of an engine alone, TTFT less the queue."""
+        """Seconds from the launch of the first chunk to the first token that is drawn here. For an engine alone it is
+        TTFT less the queue."""
         if self.drawn_s is None or self.scheduled_s is None:
             return None
         return self.drawn_s - self.scheduled_s
 
     @property
     def stream_s(self) -> float | None:
-        """First token to last token."""
+        """Seconds from the first token to the last."""
         return self.token_times_s[-1] - self.token_times_s[0] if self.token_times_s else None
 
     @property
     def decode_s(self) -> float | None:
-        """The same from the first token that is drawn here: of an engine alone, from the first."""
+        """Seconds from the first token that is drawn here to the last. For an engine alone it is `stream_s`."""
         if not self.token_times_s:
             return None
         return 0.0 if self.drawn_s is None else self.token_times_s[-1] - self.drawn_s
 
     @property
     def num_decoded(self) -> int:
-        """Tokens behind the first that is drawn here."""
+        """How many tokens follow the first that is drawn here."""
         return max(0, len(self.token_times_s) - 1 - self.first_came)
 
     @property
@@ -195,28 +201,28 @@ class SequenceTiming:
 
     @property
     def itl_s(self) -> list[float]:
-        """The gaps between one advance and the next: tokens of one step come at one moment, and no gap is between
+        """The gaps between one advance and the next. Tokens of one step come at one moment, so there is no gap between
         them."""
         return gaps_of(self.token_times_s)
 
     @property
     def kept_ttft(self) -> bool | None:
-        """Whether the first token came in time; None: nothing was promised."""
+        """Whether the first token came in time. None means that nothing was promised."""
         return None if self.promise is None else self.promise.kept_ttft(self.ttft_s)
 
     @property
     def kept_itl(self) -> bool | None:
-        """Whether the gaps between tokens were as promised; None: nothing was."""
+        """Whether the gaps between tokens were as promised. None means that nothing was promised."""
         return None if self.promise is None else self.promise.kept_itl(self.itl_s)
 
     @property
     def decode_steps(self) -> int:
-        """Steps that brought it tokens after the first one."""
+        """How many steps brought it tokens after the first one."""
         return len(self.itl_s)
 
     @property
     def tokens_per_step(self) -> float | None:
-        """After the first token; 1 where no draft held."""
+        """Mean number of tokens that a step brought after the first token. It is 1 if no draft held."""
         steps = self.decode_steps
         return (len(self.token_times_s) - 1) / steps if steps else None
 

@@ -1,5 +1,5 @@
-"""Files that an operator writes in TOML: read with a bound, and their tables checked. Every slip is one sentence that
-names the place. Knows no file's fields."""
+"""Reads files that an operator writes in TOML, with a bound on their size, and checks their tables. Every mistake is
+told in one sentence that names the place. Knows no file's fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def read_toml_text(path: str | Path, source: str) -> str:
-    """`source`: what errors call the file."""
+    """Returns the text of a file. `source` is what errors call the file."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

@@ -1,5 +1,5 @@
-"""What a model that gives vectors tells of itself, and what is done with a vector once it is there: read, cut, scored.
-Knows neither weights nor HTTP."""
+"""What a model that gives vectors says of itself, and what is done with a vector: reading, cutting, scoring. Knows
+neither weights nor HTTP."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.setting import shown
 
 VECTOR_SAMPLING = SamplingParams(max_tokens=1)
-"""Of a request for a vector, which counts as one token."""
+"""The sampling parameters of a request for a vector, which counts as one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairFrame:
-    """What a language model that scores pairs reads around a query and a document."""
+    """The text that a language model which scores pairs reads around a query and a document."""
 
     head: str
-    """Its control tokens are such; those in the texts that follow are plain characters."""
+    """The text that comes first. Control tokens in it count as such; in the texts that follow they are plain
+    characters."""
     before_query: str
-    """`{instruction}` in it stands for what is to be judged."""
+    """The text before the query. `{instruction}` in it stands for what is to be judged."""
     before_document: str
     tail: str
-    """As `head`."""
+    """The text that comes last. Control tokens in it count as such, as in `head`."""
     instruction: str = ""
-    """Where a request has none."""
+    """The instruction of a request that has none of its own."""
 
     def opening(self, query: str, instruction: str | None = None) -> str:
-        """Up to the document."""
+        """Returns the text that comes before the document."""
         asked = self.instruction if instruction is None else instruction
         return self.before_query.replace("{instruction}", asked) + query + self.before_document
 
@@ -41,22 +42,22 @@ class PairFrame:
 class VectorFacts:
     dimensions: int
     scores: bool = False
-    """It is no vector but the score of a pair of texts: a reranker's."""
+    """True means that it gives no vector but the score of a pair of texts, as a reranker does."""
     is_plain: bool = False
-    """Its scores are told as they are, and not brought between 0 and 1."""
+    """True means that its scores are told as they are, and not brought between 0 and 1."""
     frame: PairFrame | None = None
-    """Of a reranker that is a language model."""
+    """The frame of a reranker that is a language model. Others have none."""
     shorter: tuple[int, ...] = ()
-    """What a vector may be cut to, where the model says so; none: anything."""
+    """The lengths that a vector may be cut to, if the model says so. Empty means any length."""
     prompts: dict[str, str] = field(default_factory=dict)
-    """Texts that stand before what is embedded, by name: a query's and a document's often differ."""
+    """Texts, by name, that are put before a text that is embedded. A query's and a document's often differ."""
     default_prompt: str | None = None
-    """The name of the one that is taken where a request names none."""
+    """The name of the prompt for a request that names none."""
     lowers_case: bool = False
-    """Texts are lowered before they are tokenized."""
+    """True means that texts are made lower case before they are tokenized."""
 
     def prompted(self, text: str, name: str | None = None) -> str:
-        """A text as it is tokenized, behind the prompt of this name, or the default."""
+        """Returns a text as it is tokenized: behind the prompt of this name, or behind the default prompt."""
         if name is not None and name not in self.prompts:
             known = ", ".join(self.prompts) or "none"
             raise BadRequestError(f"prompt_name is {shown(name)}; this model's prompts are: {known}")
@@ -64,27 +65,27 @@ class VectorFacts:
         return self.unprompted(text if chosen is None else self.prompts[chosen] + text)
 
     def unprompted(self, text: str) -> str:
-        """A text as it is tokenized, behind no prompt."""
+        """Returns a text as it is tokenized, behind no prompt."""
         return text.lower() if self.lowers_case else text
 
     @property
     def query_prompt(self) -> str | None:
-        """The name of the one that stands before what is searched for; None: the default."""
+        """The name of the prompt for a text that is a search query. None means the default."""
         return next((name for name in ("query", "search_query", "retrieval.query") if name in self.prompts), None)
 
     @property
     def document_prompt(self) -> str | None:
-        """The same of what is searched."""
+        """The name of the prompt for a text that is searched. None means the default."""
         names = ("document", "passage", "corpus", "search_document", "retrieval.passage")
         return next((name for name in names if name in self.prompts), None)
 
     def check_instruction(self, instruction: str | None) -> None:
-        """Raise where a request has one, and the model reads none."""
+        """Raise BadRequestError if a request has an instruction, and the model reads none."""
         if instruction is not None and (self.frame is None or "{instruction}" not in self.frame.before_query):
             raise BadRequestError("instruction: this model is told none")
 
     def check_dimensions(self, dimensions: int | None) -> None:
-        """Raise unless vectors may be cut to it."""
+        """Raise BadRequestError unless vectors may be cut to this length."""
         if dimensions is None:
             return
         most = self.dimensions
@@ -96,7 +97,8 @@ class VectorFacts:
 
 
 def vector_of(raw: bytes, dimensions: int | None = None) -> array[float]:
-    """The numbers of an event's vector; the first `dimensions` of them, brought to length 1 again."""
+    """Returns the numbers of an event's vector. If `dimensions` is given, only the first so many, brought to length 1
+    again."""
     numbers = array("f", raw)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -106,13 +108,13 @@ def vector_of(raw: bytes, dimensions: int | None = None) -> array[float]:
 
 
 def normalised(numbers: array[float]) -> array[float]:
-    """Brought to length 1."""
+    """Returns a vector brought to length 1."""
     length = max(_length(numbers), 1e-12)
     return array("f", [number / length for number in numbers])
 
 
 def score_of(facts: VectorFacts, raw: bytes) -> float:
-    """Of a reranker's one number, mostly between 0 and 1: how sure it is that a document answers a query."""
+    """Returns a reranker's score, mostly between 0 and 1: how sure the model is that a document answers a query."""
     (logit,) = vector_of(raw)
     if facts.is_plain:
         return logit
