@@ -46,18 +46,20 @@ class Ticket(Protocol):
 class Backend(Protocol):
     name: str
     max_drafts: int
-    """That a decode slot may carry; 0: it computes one token a slot, and refuses a step with drafts."""
+    """The most drafts that a decode slot may carry. 0 means that it computes one token a slot, and refuses a step with
+    drafts."""
 
     def launch(self, step: Step) -> Ticket:
-        """Start a step and return before it is done where the device allows; steps run in launch order. A row's length
-        is the backend's to know: it grows by what the row samples, and a slot's `position` is only its bound."""
+        """Starts a step, and returns before it is done if the device allows. Steps run in launch order. Only the
+        backend knows a row's length, which grows by what the row samples; a slot's `position` is its upper bound."""
 
     def close(self) -> None:
-        """Free threads and memory. The backend is of no use after."""
+        """Frees threads and memory. The backend cannot be used afterwards."""
 
 
 def refuse_drafts(backend: Backend, step: Step) -> None:
-    """Raise for more drafts than it declares; a step that was refused has changed nothing."""
+    """Raises BackendError if a slot has more drafts than the backend declares. A step that was refused has changed
+    nothing."""
     if step.has_drafts:
         most = max(slot.num_queries - 1 for slot in step.decodes)
         if most > backend.max_drafts:
@@ -68,27 +70,27 @@ def refuse_drafts(backend: Backend, step: Step) -> None:
 
 @runtime_checkable
 class BlockBackend(Protocol):
-    """A backend that gives KV blocks out as bytes and takes them in: to tiers behind the device, or to another engine.
+    """A backend that gives KV blocks out as bytes and takes them in, for tiers behind the device or for another engine.
     Steps may carry spills and loads once `keep_blocks` was called."""
 
     block_format: KVFormat
 
     def block_converter(self) -> BlockConverter:
-        """Turns blocks of another engine, whose `block_format` is not equal, into blocks of this one's."""
+        """Returns what turns blocks of another engine, whose `block_format` differs, into blocks of this one."""
 
     def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
-        """The bytes of these blocks, one behind the other, as they are when all launched steps are done."""
+        """Copies the bytes of these blocks, one behind the other, as they are when all launched steps are done."""
 
     def write_blocks(self, group: int, block_ids: Sequence[int], data: memoryview) -> None:
-        """The same the other way: every step that is launched later reads them."""
+        """Writes these bytes into blocks. Every step that is launched later reads them."""
 
     def keep_blocks(self, num_slots: Sequence[int]) -> KeptBlocks:
-        """Room in host memory for this many blocks of each group. Told once, before the first step."""
+        """Makes room in host memory for this many blocks of each group. Called once, before the first step."""
 
 
 @runtime_checkable
 class MaskingBackend(Protocol):
-    """A backend that can hold answers to a grammar. One that cannot is never sent such a request."""
+    """A backend that can keep answers within a grammar. Another backend is never sent such a request."""
 
     def use_grammars(self, grammars: Grammars) -> None:
         """Told once, before the first step."""
@@ -102,10 +104,10 @@ class SpeculatingBackend(Protocol):
         """Told once, before the first step."""
 
     def forget_texts(self) -> None:
-        """Drop what drafts are made from of requests that ended, before the next step."""
+        """Drops, before the next step, the texts of ended requests that drafts are made from."""
 
     def drafter_states(self) -> tuple[DrafterState, ...]:
-        """How each drafter fares, for whoever operates the engine."""
+        """Returns how each drafter fares, for whoever operates the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +115,34 @@ class Companion:
     """A model, or a part of one, that drafts for the model that answers, on the same backend."""
 
     method: str
-    """Its drafter's name, of `speculation.methods.MODEL_DRAFTERS`."""
+    """Its drafter's name, one of `speculation.methods.MODEL_DRAFTERS`."""
     checkpoint: Checkpoint
     formats: Formats
     number: int
-    """Its groups in the layout of KV are those of this `KVGroup.model`, from 1 on."""
+    """The `KVGroup.model` of its groups in the KV layout, from 1 on."""
     taps: tuple[int, ...] = ()
-    """Layers of the model that answers after which its drafter reads the residual stream of every row."""
+    """Layers of the model that answers. Its drafter reads the residual stream of every row after each of them."""
     head: Head | None = None
-    """What it is, if it is no whole model; `checkpoint` then has its sizes."""
+    """The head, if it is one and no whole model. `checkpoint` then has its sizes."""
 
 
 class Listener(Protocol):
-    """Whoever wants to know what the model makes of prompts: it is told of every chunk that is read."""
+    """An observer of what the model makes of prompts. It is told of every chunk that is read."""
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Behind these it is told the residual stream, in this order."""
+        """The layers after which it is told the residual stream, in this order."""
 
     def heard(self, seq_id: int, start: int, states: Sequence[Any]) -> None:
-        """Of a chunk from this position on, the residual stream behind each of the layers  # [tokens, hidden] each
+        """Called for a chunk that begins at `start`, with the residual stream behind each of the layers  # [tokens,
+        hidden] each
 
-        They are arrays of the backend's own kind, and are written over by the next step. On a device they may not be
-        computed yet: what is queued behind them there finds them whole. Called on a thread of the backend's."""
+        They are arrays of the backend's own kind, and the next step overwrites them. On a device they may not be
+        computed yet: work that is queued behind them there finds them complete. Called on a thread of the backend."""
 
 
 def all_taps(companions: tuple[Companion, ...], listener: Listener | None = None) -> tuple[int, ...]:
-    """The layers that any of them reads, in order."""
+    """Returns the layers that any of them reads, in order."""
     told = () if listener is None else listener.layers
     return tuple(sorted({*told, *(layer for companion in companions for layer in companion.taps)}))
 
@@ -149,7 +152,7 @@ class CompanionBackend(Protocol):
     """A backend that may be created with companions."""
 
     companion_drafters: Sequence[Drafter]
-    """One for each companion that it was created with, in their order."""
+    """One drafter for each companion that it was created with, in their order."""
 
 
 @runtime_checkable
@@ -167,7 +170,8 @@ class UnseenBackend(Protocol):
 
 
 CardTransport = Literal["nccl", "gloo"]
-"""By what ranks on cards meet: from card to card, or through the host, by which several may share a card."""
+"""How ranks on cards exchange numbers: "nccl" from card to card, "gloo" through the host. With "gloo" several ranks may
+share a card."""
 
 
 class RanksPartedError(Exception):
@@ -175,22 +179,23 @@ class RanksPartedError(Exception):
 
 
 class Join(Protocol):
-    """Where the ranks of one copy meet: all call it at the same places of a pass, with as many numbers."""
+    """The place where the ranks of one copy of a model meet. All call it at the same places of a pass, with equally
+    many numbers."""
 
     def __call__(self, values: npt.NDArray[np.float32]) -> None:
-        """Put the sum over all ranks in their place, the same to the bit on every rank."""
+        """Puts the sum over all ranks in place of `values`. It is the same to the bit on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardPlace:
-    """Of one rank of several that compute on cards: where it meets the others."""
+    """Where one of several ranks that compute on cards meets the others."""
 
     rank: int
     widths: tuple[int, ...]
-    """Logits that each rank computes of a row."""
+    """How many logits of a row each rank computes."""
     transport: CardTransport
     store: str
-    """A file that all ranks open, by which they find each other."""
+    """A file that all ranks open to find each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,89 +207,91 @@ class BackendSettings:
     threads: int = 1
     max_running: int = 64
     formats: Formats | None = None
-    """What `BackendFactory.formats` gave, with copies for decode where `decode_weights` offered them; None: what the
-    backend chooses of itself."""
+    """The formats that `BackendFactory.formats` gave, with copies for decode if `decode_weights` offered them. None
+    means that the backend chooses for itself."""
     companions: tuple[Companion, ...] = ()
-    """Given to a backend whose factory is a CompanionFactory alone."""
+    """Given only to a backend whose factory is a CompanionFactory."""
     drafts: bool = True
-    """Whether anybody may draft: else nothing need be made ready for it."""
+    """Whether anybody may draft. If not, nothing need be prepared for drafts."""
     join: Join | None = None
-    """Given to a backend whose factory is a RankedFactory alone, with a checkpoint that is one rank's part: what it
-    calls with the outputs of attention and of the MLP, before they are added to the residual stream."""
+    """Given only to a backend whose factory is a RankedFactory, with a checkpoint that is one rank's part. It is called
+    with the outputs of attention and of the MLP, before they are added to the residual stream."""
     place: CardPlace | None = None
-    """The same of a backend whose factory is a CardRanksFactory: its sums are made on devices."""
+    """Given only to a backend whose factory is a CardRanksFactory. Its sums are made on devices."""
     listener: Listener | None = None
-    """Given to a backend whose factory is a CompanionFactory alone, and never beside companions."""
+    """Given only to a backend whose factory is a CompanionFactory, and never together with companions."""
 
 
 class BackendFactory(Protocol):
-    """What a backend's folder registers: cheap questions first, then `create`."""
+    """What a backend's folder registers. It answers cheap questions first; then `create` makes the backend."""
 
     name: str
     preferred_weights: tuple[str, ...]
-    """What it would rather bring float matrices to than hold them as they are stored: the best first, and last what
-    takes least."""
+    """Formats that it would rather bring float matrices to than hold them as stored: the best first, the smallest
+    last."""
 
     smaller_weights: tuple[str, ...]
-    """What it can bring float matrices to where, as they are stored, they leave KV too little memory: the largest
-    first."""
+    """Formats that it can bring float matrices to if they leave KV too little memory as stored: the largest first."""
 
     suits: StepSizes
-    """What it runs best with."""
+    """The sizes of blocks and steps that it runs best with."""
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
-        """None, or one sentence on why this model cannot run on this backend on this machine."""
+        """Returns None, or one sentence on why this model cannot run on this backend on this machine."""
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
-        """What was asked for, with what was left open filled in and its reasons; or one sentence on what of it this
-        backend does not have. Copies for decode are no part of it: see `decode_weights`."""
+        """Returns the formats that were asked for, with open choices filled in and their reasons; or one sentence on
+        what this backend lacks. Copies for decode are not included: see `decode_weights`."""
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
-        """Bytes that one token's K and V take over these layers; where they keep states, a sequence's."""
+        """Returns the bytes of one token's K and V over these layers. If they keep states, it is the bytes of one
+        sequence."""
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
-        """Bytes that a step reads of a tensor, as this backend holds it."""
+        """Returns how many bytes of a tensor a step reads, as this backend holds it."""
 
     def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats, sizes: StepSizes) -> MemorySpace:
-        """Where weights and KV live, and what the weights, and room for steps of these sizes, leave of it."""
+        """Returns where weights and KV live, and how much of that memory is left beside the weights and room for such
+        steps."""
 
     def decode_weights(
         self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None
     ) -> DecodeWeights | str | None:
-        """The copies of weights that it can hold for decode, or one sentence on why it cannot hold them here; None: it
-        never has any. `on`: on a device that need not be here, by its data sheet."""
+        """Returns the copies of weights that it can hold for decode, or one sentence on why it cannot hold them here.
+        None means that it never has any. `on` is a device, known by its data sheet, that need not be here."""
 
     def ceilings(self, checkpoint: Checkpoint, threads: int, formats: Formats) -> Ceilings:
-        """What this machine allows, measured (or remembered from when it was), in this model's arithmetic."""
+        """Returns what this machine allows in this model's arithmetic, measured now or remembered from an earlier
+        measurement."""
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> Backend:
-        """A backend that runs this model; what it has no use for in `settings` it leaves alone."""
+        """Returns a backend that runs this model. It ignores what it has no use for in `settings`."""
 
 
 @runtime_checkable
 class CompanionFactory(Protocol):
-    """A backend that runs models which draft, beside the one that answers. It offers the drafters that it made of them
-    as `CompanionBackend`. In their place it may have a `Listener`."""
+    """A factory whose backends also run models that draft, beside the one that answers. Such a backend offers the
+    drafters that it made of them as `CompanionBackend`. In their place it may have a `Listener`."""
 
     def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
-        """Memory that such a model's weights take."""
+        """Returns the bytes of memory that such a model's weights take."""
 
 
 @runtime_checkable
 class RankedFactory(Protocol):
-    """A backend that may be one rank of several, which hold a model together (`backends/sharded`)."""
+    """A factory whose backend may be one of several ranks that hold a model together (`backends/sharded`)."""
 
     rank_unit: int
     """Widths of a rank's matrices are multiples of it."""
 
 
 NO_RANKS = "it does not share one model between several ranks yet"
-"""Why another factory than a RankedFactory declines them."""
+"""The reason that a factory gives which is no RankedFactory."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardRoom:
-    """Of one card's memory, what a rank takes of it beside its KV, and what of the rest KV may take."""
+    """The memory of one card: what a rank takes of it beside its KV, and which share of the rest KV may take."""
 
     owner: str
     total_bytes: int
@@ -295,67 +302,68 @@ class CardRoom:
 
 @runtime_checkable
 class CardRanksFactory(Protocol):
-    """A RankedFactory whose ranks compute on cards: each launches every Step, and knows its rows."""
+    """A RankedFactory whose ranks compute on cards. Each rank launches every Step, and knows the rows."""
 
     def num_cards(self) -> int:
-        """That this process may use."""
+        """Returns how many cards this process may use."""
 
     def card_room(self, part: Checkpoint, formats: Formats, sizes: StepSizes, card: int) -> CardRoom:
-        """Of a rank's part on a card of this process, by its number."""
+        """Returns the room for a rank's part of a model on a card of this process, which is given by its number."""
 
     def rank_environment(self, card: int) -> Mapping[str, str]:
-        """What a process is told that is to use this card alone, as its first."""
+        """Returns the environment of a process that is to use this card alone, as its first."""
 
 
 @runtime_checkable
 class RankOnCard(Protocol):
-    """A backend that was created with a `CardPlace`. It raises RanksPartedError where a rank that it was to meet is
-    gone, as its factory does."""
+    """A backend that was created with a `CardPlace`. It raises RanksPartedError if a rank that it was to meet is gone,
+    as its factory does."""
 
     def abandon(self) -> None:
-        """Another rank is gone: steps in flight end soon, and find nothing. From any thread."""
+        """Called when another rank is gone. Steps in flight end soon, without results. May be called on any thread."""
 
 
 @runtime_checkable
 class SharingFactory(Protocol):
-    """A backend of several ranks that share a model."""
+    """The factory of a backend of several ranks that share a model."""
 
     def described(self, checkpoint: Checkpoint) -> str:
-        """What each rank holds, for a user to read."""
+        """Returns what each rank holds, in words for a user."""
 
 
 @runtime_checkable
 class CostedFactory(Protocol):
-    """A backend whose steps were measured before, so that an engine's first predictions are good ones."""
+    """A factory whose backend's steps were measured before, so that an engine's first predictions are good ones."""
 
     def first_coefficients(self, shape: ModelShape) -> Coefficients: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNeeds:
-    """What a head takes on a backend."""
+    """The formats and the memory of a head on a backend."""
 
     formats: Formats
     weight_bytes: int
-    """And of room for what it computes."""
+    """Bytes of its weights, and of room for what it computes."""
     kv_bytes_per_token: int
 
 
 @runtime_checkable
 class HeadFactory(Protocol):
-    """A backend that holds heads in a form of its own; others have them in float32."""
+    """A factory whose backend holds heads in a form of its own. Others hold them in float32."""
 
     def head_needs(self, head: Head, formats: Formats) -> HeadNeeds | str:
-        """Beside a model in these formats; or one sentence on why it cannot run this head."""
+        """Returns what a head takes beside a model in these formats, or one sentence on why this backend cannot run
+        it."""
 
 
 TuningProgress = Callable[[int, int, str], None]
-"""Products done, products in all, the one that is measured."""
+"""Called with the number of products done, the number of all products, and the name of the one that is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedChange:
-    """A product, or attention, that another kernel, or another tile, computes from now on."""
+    """A product, or attention, that is computed by another kernel or tile from now on."""
 
     product: str
     rows: int
@@ -371,17 +379,17 @@ class TuningReport:
     num_products: int
     changes: list[TunedChange]
     faults: list[str]
-    """What was not right, or did not run, and is not used."""
+    """Sentences on what gave wrong results or did not run, and is not used."""
     seconds: float
     kept: Path
     table: str
-    """All that is known of the device now, as a file has it."""
+    """All that is known of the device now, as the text of a file."""
 
 
 @runtime_checkable
 class TunableFactory(Protocol):
-    """A backend whose kernels can be measured, and chosen by that."""
+    """A factory whose backend's kernels can be measured, so that the fastest are chosen."""
 
     def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
-        """Measure what computes this model's products fastest here, for about `seconds`, and keep it for the engines to
-        come."""
+        """Measures for about `seconds` which kernels compute this model's products fastest here, and keeps the result
+        for later engines."""

@@ -68,33 +68,33 @@ class Engine:
         self.scheduler = scheduler
         self.backend = backend
         self.step_cost = step_cost
-        """Learns from every step what the next should take; None: nobody asks."""
+        """Predicts what the next step should take, and learns from every step. None means that nobody asks."""
         self.draft_methods = draft_methods
-        """Who drafts, by name."""
+        """The names of the methods that may draft."""
         self.gives_vectors = gives_vectors
-        """Its model pools prompts into vectors, and writes no tokens."""
+        """True means that its model pools prompts into vectors, and writes no tokens."""
         self._process = os.getpid()
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._clock = clock
-        self._seeds = random.Random(secrets.randbits(128))  # asked for each seed, the system would take longer
+        self._seeds = random.Random(secrets.randbits(128))  # faster than asking the system for each seed
         self._check_steps = check_steps
         self._max_in_flight = self._most_in_flight = 2 if run_ahead else 1
-        self._in_flight: deque[tuple[Step, Ticket, float]] = deque()  # the last: when it was launched
+        self._in_flight: deque[tuple[Step, Ticket, float]] = deque()  # the float: when it was launched
         self.step_log = StepLog()
         self._unlearned: list[tuple[Step, StepResult]] = []  # steps that `step_cost` has not seen yet
         self._streams: dict[int, TextStream] = {}
-        self._texts: dict[int, list[tuple[str, bool]]] = {}  # of tokens that `apply` had read and `_tell` has not told
+        self._texts: dict[int, list[tuple[str, bool]]] = {}  # read for `apply`, not yet told by `_tell`
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
         self._compiled: dict[str, object] = {}  # request id -> its grammar, so that no step has to compile it again
         self._pending: list[Event] = []  # events that no call of `step` has returned yet
         self.lost: BackendLostError | None = None
-        """Why no step will ever come back again; None: the backend goes on."""
+        """Why no step will ever come back again. None means that the backend goes on."""
         self.on_step: Callable[[Step, StepResult], None] | None = None
-        """Told of every step that came back, for whoever counts them."""
+        """Called with every step that came back, so that somebody may count them."""
         self.on_launch: Callable[[Step], None] | None = None
-        """Told of every step before it is launched, for whoever wants to know what the engine is at."""
+        """Called with every step before it is launched, so that somebody may show what the engine is doing."""
 
     @property
     def busy(self) -> bool:
@@ -107,8 +107,8 @@ class Engine:
         return len(self._in_flight)
 
     def run_ahead(self, allowed: bool) -> None:
-        """Whether the next step may be launched before this one is back, where the engine was built to: whoever goes
-        step by step wants nothing to happen in between."""
+        """Sets whether the next step may be launched before this one is back, if the engine was built to do so. A
+        caller that goes step by step wants nothing to happen in between."""
         self._max_in_flight = self._most_in_flight if allowed else 1
 
     @property
@@ -117,7 +117,7 @@ class Engine:
         return os.getpid() != self._process
 
     def check_process(self) -> None:
-        """A step that a forked engine launches would never come back."""
+        """Raises BackendError in a forked process: a step that is launched there would never come back."""
         if self.is_forked:
             raise BackendError(
                 "this engine was made before a fork, and its threads stayed in the other process: create an engine in "
@@ -125,7 +125,7 @@ class Engine:
             )
 
     def add(self, request: Request) -> str:
-        """Queue a request; raises BadRequestError when it could never be served."""
+        """Queues a request. Raises BadRequestError if it could never be served."""
         self.check_process()
         if request.request_id in self._live:
             raise BadRequestError(f"request id {request.request_id!r} is already in use")
@@ -174,13 +174,14 @@ class Engine:
         )
 
     def _text_begins(self, sequence: Sequence, token_id: int) -> bool:
-        """Asked while a request is taken in whose first token came with it: whether that ends the answer."""
+        """Whether the first token of a request, which another engine drew, ends the answer. Called while the request is
+        added."""
         assert self._tokenizer is not None
         self._streams[sequence.seq_id] = self._text_stream(self._tokenizer, sequence.request)
         return self._text_ends(sequence, token_id)
 
     def _tell_first(self, sequence: Sequence, first: FirstToken) -> None:
-        """At once, as if it had been drawn here."""
+        """Tells the first token, which another engine drew, at once, as if it had been drawn here."""
         logprobs = None if first.logprob is None else TokenLogprobs(first.token_id, first.logprob, first.top)
         self._tell(SequenceAdvance(sequence, (SampledToken(first.token_id, logprobs),), finished=sequence.is_finished))
 
@@ -195,23 +196,23 @@ class Engine:
         return self._grammars.check(request.sampling.grammar)
 
     def abort(self, request_id: str) -> None:
-        """End a request at once, whatever it is doing; an unknown or finished id is no error."""
+        """Ends a request at once, whatever it is doing. An unknown or finished id is no error."""
         with uninterrupted():
             for sequence in self.scheduler.abort(request_id, self._clock()):
                 event = TokenEvent(request_id, sequence.sample_index, (), "")
                 self._pending.append(self._finished(event, sequence))
 
     def clear_prefixes(self) -> None:
-        """Forget cached prefixes, so that the next prompt is read in full, and texts that drafts are made from: for
-        measuring, and for privacy. What running requests hold stays theirs, and findable."""
+        """Forgets cached prefixes, so that the next prompt is read in full, and the texts that drafts are made from.
+        This serves measurements and privacy. What running requests hold stays theirs, and can still be found."""
         with uninterrupted():
             self.scheduler.clear_prefixes()
             if isinstance(self.backend, SpeculatingBackend):
                 self.backend.forget_texts()
 
     def step(self) -> list[Event]:
-        """Launch what can be launched, wait for the oldest step in flight, and return what happened. An interrupt while
-        it waits loses nothing: the next call waits for the same step."""
+        """Launches what can be launched, waits for the oldest step in flight, and returns what happened. An interrupt
+        during the wait loses nothing: the next call waits for the same step."""
         self.check_process()
         with HeldInterrupts() as interrupts:
             self._launch()
@@ -235,7 +236,7 @@ class Engine:
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """What was not told yet, without a step: that a request was aborted, say."""
+        """Returns the events that were not told yet, without making a step: that a request was aborted, say."""
         events, self._pending = self._pending, []
         return events
 
@@ -276,8 +277,9 @@ class Engine:
             self._tell(advance)
 
     def _learn(self) -> None:
-        """From the steps that came back: once their tokens are told, and the next ones are on their way. Where prompt
-        logprobs are wanted the head runs for every position: that is no step like others."""
+        """Lets the cost model learn from the steps that came back, once their tokens are told and the next steps are
+        launched. A step with prompt logprobs is left out: the head runs for every position of it, so it is not like
+        others."""
         for step, result in self._unlearned:
             if self.step_cost is not None and not any(chunk.prompt_logprobs is not None for chunk in step.prefills):
                 self.step_cost.observe(work_of(step, result.drafted), result.compute_s - result.drafting_s)
@@ -292,7 +294,7 @@ class Engine:
         self.backend.close()
 
     def _tell(self, advance: SequenceAdvance) -> None:
-        """Turn what a step did for a sequence into events: one a token, however many came at once."""
+        """Turns what a step did for a sequence into events: one for each token, however many came at once."""
         sequence, pending, prompt_logprobs = advance.sequence, self._pending, advance.prompt_logprobs
         request, index = sequence.request, sequence.sample_index
         name, wants_logprobs = request.request_id, request.sampling.logprobs is not None
@@ -323,27 +325,28 @@ class Engine:
         pending.append(self._stopped(event, sequence) if stopped else self._finished(event, sequence))
 
     def _stopped(self, event: TokenEvent, sequence: Sequence) -> TokenEvent:
-        """A stop string was found: nothing held back may follow it."""
+        """Ends a sequence whose text has a stop string. No text that was held back may follow it."""
         stop_string = self._streams.pop(sequence.seq_id).stopped_by
         self.scheduler.finish(sequence, FinishReason.STOP, now_s=self._clock())
         # The last token that fits may complete a stop string too: the text was cut there, so that is the reason.
         return self._finished(event, sequence)._replace(finish_reason=FinishReason.STOP, stop_string=stop_string)
 
     def _text_ends(self, sequence: Sequence, token_id: int) -> bool:
-        """Asked while an advance of several tokens is applied: what follows a stop string must not be."""
+        """Whether a token completes a stop string. Called while the tokens of a step are applied, so that none is kept
+        after it."""
         text, stopped = self._text_of(sequence, token_id)
         self._texts.setdefault(sequence.seq_id, []).append((text, stopped))
         return stopped
 
     def _text_of(self, sequence: Sequence, token_id: int) -> tuple[str, bool]:
-        """The text a new token adds, and whether it completed a stop string."""
+        """Returns the text that a new token adds, and whether it completed a stop string."""
         stream = self._streams.get(sequence.seq_id)
         if stream is None or token_id in sequence.stop_ids:
             return "", False  # a stop token says "done": it is not part of the answer
         return stream.push(token_id)
 
     def _finished(self, event: TokenEvent, sequence: Sequence) -> TokenEvent:
-        """The sample's last event: the text that was held back joins it."""
+        """Completes the sample's last event: the text that was held back joins it."""
         text, reason, stop_string = event.text, sequence.finish_reason, None
         self.step_log.close(sequence.timing)
         stream = self._streams.pop(sequence.seq_id, None)
