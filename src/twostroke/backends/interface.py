@@ -134,8 +134,8 @@ class Listener(Protocol):
         """The layers after which it is told the residual stream, in this order."""
 
     def heard(self, seq_id: int, start: int, states: Sequence[Any]) -> None:
-        """Called for a chunk that begins at `start`, with the residual stream behind each of the layers  # [tokens,
-        hidden] each
+        """Called for a chunk that begins at `start`, with the residual stream behind each layer  # [tokens, hidden]
+        each
 
         They are arrays of the backend's own kind, and the next step overwrites them. On a device they may not be
         computed yet: work that is queued behind them there finds them complete. Called on a thread of the backend."""

@@ -1,16 +1,15 @@
-"""Who runs: admission of waiting sequences in their turn, and preemption of running ones when KV runs out, or when
+"""Decides who runs: it admits waiting sequences in their turn, and preempts running ones when KV runs out, or when
 somebody has fewer of the running slots than others.
 
-What is let in is expected to fit until it ends, by the lengths that answers were measured to have. Where that was
-wrong, somebody loses its KV: of the younger ones whoever is not made late by it and costs least to compute again.
-Tokens that were emitted are kept.
+A sequence is let in if it is expected to fit until it ends, by the lengths that answers were measured to have. If that
+was wrong, a younger sequence loses its KV: one that is not made late by it and costs least to compute again. Tokens
+that were emitted are kept.
 
-Progress: what is accepted fits the pools alone; alone, it is always let in; whoever needs blocks takes them from
-younger ones only, so the oldest running sequence is never preempted; the first in line is never passed by one that
-could run in its place, and the policy's order lets only finitely many go before one that waits. So whoever is oldest
-comes to an end, whoever runs becomes the oldest, and whoever waits becomes the first. One that gives its slot away has
-written a number of tokens since it last did, so that ends, too.
-"""
+Progress: an accepted request fits in the pools alone, and alone it is always let in. A sequence that needs blocks takes
+them from younger ones only, so the oldest running sequence is never preempted. The first in line is never passed by one
+that could run in its place, and the policy's order lets only finitely many go before one that waits. So the oldest
+comes to an end, each running sequence becomes the oldest, and each waiting one becomes the first. A sequence that gives
+its slot away has written a number of tokens since it last did, so that ends, too."""
 
 from __future__ import annotations
 
@@ -39,11 +38,11 @@ from twostroke.scheduling.victims import loss
 from twostroke.scheduling.waits import Wait, WaitClock
 
 MOST_VICTIMS = 16
-"""Of the youngest, how many are looked at when one has to give its KV."""
+"""How many of the youngest sequences are looked at when one has to give up its KV."""
 
 
 class Candidate(NamedTuple):
-    """Who may be let in next, and what the prefix cache has of it."""
+    """A sequence that may be let in next, and what the prefix cache has of it."""
 
     sequence: Sequence
     match: PrefixMatch
@@ -66,9 +65,9 @@ class Admission:
         self.running = RankedQueue[Sequence]()
         self.waits = WaitClock()
         self.rows_to_close: list[int] = []
-        self._arriving: dict[int, float] = {}  # those let in without a row yet, and when their blocks should be there
+        self._arriving: dict[int, float] = {}  # let in without a row yet: when its blocks should be there
         self.step_limit_s = math.inf
-        """What a step beside the present streams may take; infinite: anything."""
+        """Seconds that a step beside the present streams may take. Infinite means that there is no limit."""
         self._held_back = False
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
@@ -76,7 +75,7 @@ class Admission:
         self.tier_hit_tokens = NO_TIERS
 
     def enqueue(self, samples: list[Sequence]) -> None:
-        if not len(self.running):  # whatever was waited for is over
+        if not len(self.running):  # nothing is left of what was waited for
             self.waits.tick(max(self.waits.now_s, samples[0].request.arrival_s))
         num_running, running_limit = len(self.running), self._config.running_limit
         free_blocks = tuple([pool.num_available for pool in self._ledger.pools])
@@ -97,8 +96,9 @@ class Admission:
             self._ledger.recall(samples[0], self._ledger.match(samples[0]))  # the disk is read while it waits
 
     def ahead_of(self, newcomer: Sequence) -> tuple[float, int]:
-        """The predicted seconds of reading that go before it, and how many of those that wait: of its own flow whoever
-        ranks before it and is not lost, of every other flow as much as its own has, for they take turns."""
+        """Returns the predicted seconds of reading that go before it, and how many waiting sequences do. Of its own
+        flow these are all that rank before it and may still be in time. Of every other flow it is as much as its own
+        has, for flows take turns."""
         flow, rank, now_s = self._policy.flow(newcomer), self._policy.rank(newcomer), self.waits.now_s
         own_s, own, others = 0.0, 0, dict[str, tuple[float, int]]()
         reading = [(one, 0) for one in self.running if one.phase is Phase.PREFILL]
@@ -124,18 +124,18 @@ class Admission:
 
     @property
     def is_taken(self) -> bool:
-        """Whether every running slot is."""
+        """Whether every running slot is taken."""
         return len(self.running) >= self._config.running_limit
 
     @property
     def may_admit(self) -> bool:
-        """Whether somebody waits, as far as is known for nothing but a step: not for a slot, blocks or a sibling."""
+        """Whether somebody waits who, as far as is known, needs only a step: no slot, no blocks and no sibling."""
         return len(self.waiting) > 0 and not self.is_taken and self.waits.last_reason in (Wait.STEP, Wait.PROMPTS)
 
     # Waiting to running
 
     def first(self, plan: StepPlan) -> Sequence | None:
-        """Whoever is first in line, if there is a slot for it."""
+        """Returns the first in line, if there is a slot for it."""
         if plan.has_preempted or self.is_taken:
             self.waits.reason = Wait.BLOCKS if plan.has_preempted else Wait.SLOTS
             return None
@@ -146,8 +146,9 @@ class Admission:
         return head
 
     def _may_begin(self, flow: str) -> bool:
-        """A flow whose streams take more of a step than its share leaves the rest to others that have work, so that
-        these can be read in time. It waits behind its own streams alone, and those end."""
+        """Whether a flow may begin another request. If its streams take more of a step than its share, it leaves the
+        rest to other flows that have work, so that these can be read in time. It then waits for its own streams alone,
+        and those end."""
         share = self._policy.share(flow)
         if share >= 1.0 or self.step_limit_s == math.inf:
             return True
@@ -162,7 +163,8 @@ class Admission:
         return may_begin
 
     def fitting(self, head: Sequence) -> Candidate | None:
-        """The same, if streams keep their gaps with it, there is KV for it, and it need not wait for the disk."""
+        """Returns the first in line with what the cache has of it, if streams keep their gaps with it, there is KV for
+        it, and it need not wait for the disk."""
         if self.gaps.holds(head, self.running, self.waits.now_s, self.waiting):
             self.waits.reason = Wait.GAPS
             return None
@@ -175,7 +177,7 @@ class Admission:
         return Candidate(head, recalled)
 
     def is_fetching(self, sequence: Sequence) -> bool:
-        """Whether its blocks are on their way from disk: it may be passed."""
+        """Whether its blocks are on their way from disk. Others may then pass it."""
         tiers = self._ledger.tiers
         return tiers is not None and tiers.is_fetching(sequence.seq_id)
 
@@ -187,13 +189,13 @@ class Admission:
         return any(short)
 
     def shortage(self, newcomer: Sequence, match: PrefixMatch, num_samples: int = 1) -> tuple[int, ...]:
-        """Blocks of each group that are missing to let it in, or all of its samples."""
-        if not len(self.running):  # alone, it always may: it fits, if need be by chunks as small as the room
+        """Returns how many blocks of each group are missing to let it in, or all of its samples."""
+        if not len(self.running):  # alone it may always run: it fits, if need be in chunks as small as the room
             return ()
         return self.growth.shortage(newcomer, match, self.running, num_samples)
 
     def admit(self, plan: StepPlan, candidate: Candidate) -> None:
-        """Let it in: it is given its matched blocks and a row, and no work yet."""
+        """Lets a sequence in: it gets its matched blocks and a row, and no work yet."""
         head, match = candidate
         self.gaps.let_in(head, self.running)
         self.running.add(head, self._rank_behind_others(head, self.waiting.take(head, self.waits.now_s)))
@@ -230,7 +232,7 @@ class Admission:
         return [sequence for sequence in self.running if sequence.seq_id in self._arriving]
 
     def open_row(self, plan: StepPlan, sequence: Sequence) -> None:
-        """It has work in this step: open its row, if that was put off."""
+        """Opens the row of a sequence that has work in this step, if that was put off."""
         if self._arriving.pop(sequence.seq_id, None) is not None:
             plan.add_join(sequence)
 
@@ -243,19 +245,21 @@ class Admission:
         return Wait.SLOTS if self._held_back else Wait.SIBLING
 
     def _rank_behind_others(self, sequence: Sequence, rank: Rank) -> Rank:
-        """Between flows whoever was let in first is the older: no priority takes another tenant's KV."""
+        """Returns the rank that a sequence runs with. Between flows the one that was let in first is the older, so that
+        no priority takes another tenant's KV."""
         flow, running = self._policy.flow(sequence), self.running
         others = (running.rank(other) for other in running if self._policy.flow(other) != flow)
         youngest = max(others, default=rank)
         return rank if rank >= youngest else (youngest[0], youngest[1], youngest[2] + 1, sequence.seq_id)
 
     def note_full(self) -> None:
-        """A step has no tokens or seconds left for whoever still waits."""
+        """Notes that a step has no tokens or seconds left for those who still wait."""
         self.waits.reason = Wait.SLOTS if self.is_taken else Wait.PROMPTS
 
     def _is_eligible(self, sequence: Sequence) -> bool:
-        """Sample 0 computes the prompt for its siblings; a preempted sequence first learns what it has in flight.
-        Whoever is not eligible may be passed, but not forever: both conditions end by themselves."""
+        """Whether it may be let in. Sample 0 computes the prompt for its siblings, and a preempted sequence waits for
+        its tokens in flight. Others may pass a sequence that is not eligible, but not forever: both conditions end by
+        themselves."""
         tiers = self._ledger.tiers
         if sequence.num_in_flight or (tiers is not None and tiers.is_fetching(sequence.seq_id)):
             return False
@@ -265,8 +269,8 @@ class Admission:
     # Running to waiting
 
     def make_way(self) -> None:
-        """Where whoever is first in line waits for a slot, or for shorter steps, one of those who hold several slots
-        gives way."""
+        """If the first in line waits for a slot, or for shorter steps, one of those who hold several slots gives
+        way."""
         if (sequence := self.who_gives_way()) is not None:
             self._pause(sequence)
             sequence.timing.gave_way += 1
@@ -281,18 +285,19 @@ class Admission:
         return self.who_makes_way_for(head)
 
     def who_makes_way_for(self, head: Sequence) -> Sequence | None:
-        """If it were first in line, and found no slot."""
+        """Returns who would give way to it, if it were first in line and found no slot."""
         return self._shares.who_gives_way(head, reversed(self.running)) if self._policy.calls_take_turns else None
 
     def num_making_way_for(self, head: Sequence, number: int) -> int:
-        """Of this many slots that it and its siblings want one after another, those that others would give them."""
+        """Returns how many of this many slots, which it and its siblings want one after another, others would give
+        them."""
         if self.who_makes_way_for(head) is None:
             return 0
         return self._shares.num_giving_way(head, number)
 
     def make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
-        """Blocks for `sequence` up to `end`, if need be by preempting younger ones. False: only older ones, or such as
-        have work in this step, could give way."""
+        """Makes room for blocks of `sequence` up to `end`, if need be by preempting younger ones. Returns False if only
+        older ones, or such as have work in this step, could give way."""
         while self._ledger.room(sequence) < end:
             victim = self._victim(plan, sequence)
             if victim is None:
@@ -302,8 +307,8 @@ class Admission:
         return True
 
     def _victim(self, plan: StepPlan, sequence: Sequence) -> Sequence | None:
-        """Of the youngest, all of them younger than this one: who is not made late by it, and costs least to compute
-        again."""
+        """Returns whom to preempt: of the youngest, all of them younger than this one, one that is not made late by it
+        and costs least to compute again."""
         rank = self.running.rank(sequence)
         younger = (one for one in reversed(self.running) if self.running.rank(one) > rank and one not in plan)
         looked_at = list(islice(younger, MOST_VICTIMS))
@@ -317,8 +322,8 @@ class Admission:
         self.waiting.resume(sequence, rank)
 
     def without_blocks(self, seq_ids: set[int]) -> list[Sequence]:
-        """These run on blocks that were never loaded. Whoever has computed nothing with them begins again; the others,
-        which have work in flight, are returned: what comes back for them is wrong."""
+        """Deals with sequences whose blocks were never loaded. Those without work in flight have computed nothing with
+        them, and begin again. The others are returned: what comes back for them is wrong."""
         harmed = [sequence for sequence in self.running if sequence.seq_id in seq_ids]
         for sequence in harmed:
             if not sequence.num_in_flight:
@@ -326,8 +331,8 @@ class Admission:
         return [sequence for sequence in harmed if sequence.num_in_flight]
 
     def _pause(self, sequence: Sequence) -> None:
-        """Its blocks go, its tokens stay: it is computed again later, from what the prefix index still has. Tokens in
-        flight will arrive and be kept."""
+        """Stops a sequence so that it waits again. Its blocks go and its tokens stay: it is computed again later, from
+        what the prefix index still has. Tokens in flight will arrive and be kept."""
         self.stop_running(sequence)
         sequence.state = SequenceState.WAITING
         sequence.high_water = max(sequence.high_water, sequence.least_next_position)
@@ -346,7 +351,7 @@ class Admission:
             self.rows_to_close.append(sequence.seq_id)
 
     def retire(self, sequence: Sequence, *, tainted: bool = False) -> None:
-        """Forget a sequence that is finished, wherever it was."""
+        """Forgets a sequence that is finished, wherever it was."""
         self._policy.leave(sequence)
         if sequence.state is SequenceState.RUNNING:
             self.stop_running(sequence, tainted=tainted)
@@ -360,7 +365,8 @@ class Admission:
             self._ledger.tiers.let_in(sequence.seq_id)
 
     def take_over(self, before: Admission) -> None:
-        """What another has counted and left to close; nobody waits or runs in either."""
+        """Takes over what another Admission has counted, and the rows that it left to close. Nobody waits or runs in
+        either."""
         self.rows_to_close += before.rows_to_close
         self.num_preemptions, self.tier_hit_tokens = before.num_preemptions, before.tier_hit_tokens
         self.growth.has_overrun = before.growth.has_overrun

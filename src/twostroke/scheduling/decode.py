@@ -1,4 +1,4 @@
-"""What is particular to decode: a slot for every running stream, drafts behind it, and when a stream is over."""
+"""What is particular to decode: a slot for every running stream, its drafts, and the end of a stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.plan import Drafting, StepPlan
 
 TextEnds = Callable[[Sequence, int], bool]
-"""Told the tokens of an advance of several in turn: whether the answer's text ends with this one."""
+"""Called with each token of an advance in turn. Returns whether the answer's text ends with this token."""
 
 
 class DecodePlanner:
@@ -33,11 +33,11 @@ class DecodePlanner:
         return streams if len(ready) == len(streams) else []
 
     def fill(self, plan: StepPlan) -> None:
-        """A slot for every stream that may still grow, the oldest first: preemption takes the youngest, so it never
-        takes one that already has a slot in this step. Those that still read are noted for the prefill planner.
+        """Adds a slot for every stream that may still grow, the oldest first: preemption takes the youngest, so it
+        never takes one that already has a slot in this step. Streams that still read are noted for the prefill planner.
 
-        A slot at `next_position` yields the token after it. Tokens in flight count: with a step launched ahead, the
-        host does not know the last token yet, only that there will be one, and how many more there may be."""
+        A slot at `next_position` yields the token after it. Tokens in flight count: if a step was launched ahead, the
+        host does not know the last token yet. It knows only that there will be one, and how many more there may be."""
         reserve, drafting = self._ledger.reserve, self.drafting
         if drafting is not None:
             streams = list(self._admission.running)
@@ -46,7 +46,7 @@ class DecodePlanner:
                 drafting = None
             else:
                 drafting.begin(streams)
-        spare = plan.tokens_left - len(self._admission.running)  # what drafts may have: every stream's own goes first
+        spare = plan.tokens_left - len(self._admission.running)  # for drafts: each stream's own token goes first
         slot_limit = plan.tokens_left if self._max_drafts is None else self._max_drafts
         for sequence in self._admission.running:
             if sequence.state is not SequenceState.RUNNING:
@@ -56,7 +56,7 @@ class DecodePlanner:
                 plan.prefilling.append(sequence)
                 continue
             if position + 1 >= sequence.max_total_tokens:
-                continue  # what is in flight may fill it
+                continue  # its last tokens may be in flight
             if drafting is not None and (most := min(spare, slot_limit, sequence.max_total_tokens - 2 - position)) > 0:
                 drafts = drafting.drafts(sequence, most)
                 if drafts is not None and self._add_drafts(plan, sequence, position, drafts, most):
@@ -65,11 +65,12 @@ class DecodePlanner:
             grants = reserve(sequence, position + 1)
             if grants is None and self._admission.make_room(plan, sequence, position + 1):
                 grants = reserve(sequence, position + 1)
-            if grants is not None:  # else only older ones hold what it needs: it sits this step out
+            if grants is not None:  # else only older sequences hold what it needs: it has no slot in this step
                 plan.add_slot(sequence, position, grants)
 
     def _add_drafts(self, plan: StepPlan, sequence: Sequence, position: int, drafts: Drafts, most: int) -> bool:
-        """A slot with these, unless blocks are short: nobody gives way for drafts."""
+        """Adds a slot with these drafts, unless blocks are short: nobody gives way for drafts. Returns whether it
+        did."""
         assert 0 < drafts.most <= most
         grants = self._ledger.reserve(sequence, position + 1 + drafts.most)
         if grants is not None:
@@ -90,8 +91,8 @@ def finish_reason(sequence: Sequence, token_id: int, num_tokens: int) -> FinishR
 def until_over(
     sequence: Sequence, sampled: tuple[SampledToken, ...], text_ends: TextEnds | None
 ) -> tuple[tuple[SampledToken, ...], bool]:
-    """The tokens of an advance that count, and whether the answer is over with them. Those behind its end are nobody's:
-    had the tokens come one by one, they would not have come."""
+    """Returns the tokens of an advance that count, and whether the answer is over with them. Tokens behind its end are
+    dropped: they would not have come if tokens had come one by one."""
     if text_ends is None and not sequence.stop_ids and len(sequence.tokens) + len(sampled) < sequence.max_total_tokens:
         return sampled, False
     for count, (token_id, _) in enumerate(sampled, start=1):

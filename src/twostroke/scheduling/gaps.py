@@ -1,8 +1,10 @@
-"""Whether one more stream leaves those who write the gaps that they were promised, and itself. Who would make steps too
-long waits until others have ended. Knows what steps cost and what was promised; knows no queue.
+"""Decides whether running streams keep their promised gaps with one more stream, and whether that one has its own. A
+newcomer that would make steps too long waits until others have ended. Knows what steps cost and what was promised;
+knows no queue.
 
-Progress: with nobody who writes, everybody is let in, and those who write come to an end. A promise holds nobody once
-it cannot be kept: by the hardware, alone; or by a newcomer that would have to wait longer than its first token may."""
+Progress: if nobody writes, everybody is let in, and those who write come to an end. A promise holds nobody back once it
+cannot be kept, because the hardware is too slow even for one stream, or because the newcomer would wait longer than its
+own first token may."""
 
 from __future__ import annotations
 
@@ -20,32 +22,33 @@ from twostroke.scheduling.policies.slack import UNPROMISED_S
 from twostroke.scheduling.promises import Promises
 
 STEPS_TO_JOIN = 2
-"""Behind the end of a stream, until another has its first token in its place: the step in flight, and its own."""
+"""Steps between the end of a stream and the first token of another in its place: the step in flight, and its own."""
 IN_HAND = 0.1
-"""Of what a first token was promised in, what is kept in hand: predictions are off."""
+"""The share of the promised time to a first token that is kept in reserve, because predictions are off."""
 MOST_BEHIND = 16
-"""Of those that wait behind one that is held, how many are looked at."""
+"""How many of those that wait behind a newcomer that is held back are looked at."""
 
 
 class Gaps:
     def __init__(self, promises: Promises, forecast: Forecast, *, holds: bool = True) -> None:
-        """`holds`: whether the policy looks at what was promised."""
+        """`holds` says whether the policy looks at promises."""
         self._promises = promises
         self._forecast = forecast
         self._may_hold = holds and promises.bounds_gaps
         self._lost: set[int] = set()
-        """Those who run and were let in though steps were too long for them: theirs is no reason to hold others."""
+        """Running sequences that were let in although steps were too long for them. Their promises hold back nobody
+        else."""
 
     @property
     def may_hold(self) -> bool:
-        """Whether anybody may ever wait for this: gaps are promised, and what steps cost is known."""
+        """Whether anybody may ever have to wait for this: gaps are promised, and the cost of steps is known."""
         return self._may_hold and self._forecast.step_seconds is not nominal_seconds
 
     def holds(
         self, newcomer: Sequence, running: Iterable[Sequence], now_s: float, waiting: Iterable[Sequence] = ()
     ) -> bool:
-        """Whether it has to wait until some of these have ended. `waiting`: those that wait with it, about in the order
-        in which they will be read: nobody passes it."""
+        """Whether a newcomer has to wait until some of the running sequences have ended. `waiting` are those that wait
+        with it, about in the order in which they will be read. Nobody passes it."""
         if not self.may_hold or not _writes(newcomer):
             return False
         streams = [one for one in running if _writes(one)]
@@ -57,26 +60,26 @@ class Gaps:
         if streams_fit(together_s, self._own_s(newcomer)):
             return False
         step_s = max(together_s, self._forecast.step_s.value)
-        again_s = now_s + (1 + STEPS_TO_JOIN) * step_s  # it is asked again a step later
+        again_s = now_s + (1 + STEPS_TO_JOIN) * step_s  # this is asked again a step later
         return again_s <= self._waits_until_s(newcomer) and not self._holds_up(newcomer, waiting, now_s, again_s)
 
     def let_in(self, newcomer: Sequence, running: Iterable[Sequence]) -> None:
-        """It joins these."""
+        """Notes that a newcomer joins the running sequences."""
         if self.may_hold and (own_s := self._promises.itl_s(newcomer)) < inf and _writes(newcomer):
             together = [*(one for one in running if _writes(one)), newcomer]
             if not streams_fit(self._step_s(together), own_s):
                 self._lost.add(newcomer.seq_id)
 
     def forget(self, seq_id: int) -> None:
-        """It does not run any more."""
+        """Notes that a sequence does not run any more."""
         self._lost.discard(seq_id)
 
     def alone_s(self, newcomer: Sequence) -> float:
-        """A gap of it with nobody beside it; 0: it has none, or nobody knows."""
+        """Returns the seconds of its gaps if it runs alone. 0 means that it has none, or that nobody knows."""
         return self._step_s([newcomer]) if self.may_hold and _writes(newcomer) else 0.0
 
     def most_alike(self, newcomer: Sequence, number: int) -> int:
-        """Of `number` like it, those that may write beside each other, if nobody else does."""
+        """Returns how many of `number` sequences like it may write beside each other, if nobody else does."""
         own_s = self._own_s(newcomer) if self.may_hold and _writes(newcomer) else inf
         if own_s == inf:
             return number
@@ -90,8 +93,9 @@ class Gaps:
         running: Iterable[Sequence],
         more_tokens: Callable[[Sequence], int],
     ) -> float:
-        """Until a newcomer may write beside those who are left, if this many go before it: by what each of them will
-        still write, a token a step, as if all had contexts of the same length."""
+        """Returns the seconds until a newcomer may write beside those who are left then, if `ahead` others go before
+        it. It counts the tokens that each stream will still write, one a step, as if all had contexts of the same
+        length."""
         if not self.may_hold or not _writes(newcomer):
             return 0.0
         streams = [one for one in running if _writes(one)]
@@ -116,7 +120,7 @@ class Gaps:
         return (begins + STEPS_TO_JOIN) * step_s(most) if begins else 0.0
 
     def _tightest_s(self, streams: Series[Sequence]) -> float:
-        """The shortest gap promised to one of these, of those that can be kept."""
+        """Returns the shortest gap promised to one of these streams, among the gaps that can be kept."""
         shortest: dict[float, int] = {}  # by promise, the context of the shortest stream that has it
         for one in streams:
             itl_s = self._promises.itl_s(one)
@@ -127,12 +131,12 @@ class Gaps:
         return next(kept, inf)
 
     def _own_s(self, newcomer: Sequence) -> float:
-        """What it was promised, if it can be kept at all."""
+        """Returns the gap that it was promised, if that can be kept at all."""
         own_s = self._promises.itl_s(newcomer)
         return own_s if own_s < inf and streams_fit(self._step_s([newcomer]), own_s) else inf
 
     def _holds_up(self, newcomer: Sequence, waiting: Iterable[Sequence], now_s: float, again_s: float) -> bool:
-        """Whether somebody behind it would be late, who is in time now."""
+        """Whether a sequence behind it that is in time now would be late."""
         before_s = self._forecast.stretch * self._forecast.reading_s(newcomer)
         behind = (one for one in waiting if one is not newcomer and not one.num_output)
         for one in islice(behind, MOST_BEHIND):
@@ -143,10 +147,11 @@ class Gaps:
         return False
 
     def _waits_until_s(self, newcomer: Sequence) -> float:
-        """From when on even steps let it in that are long for it: it would break another promise of its own. Where that
-        is broken already, or was never given, it waits no longer than anybody whom nothing was promised."""
+        """Returns when it is let in even if steps are too long for it, because it would break another promise of its
+        own. If that promise is broken already, or was never given, it waits no longer than a request without
+        promises."""
         if newcomer.num_output:
-            return -inf  # every moment is a gap
+            return -inf  # each moment that it waits is part of a gap
         promise = newcomer.timing.promise
         ttft_s = None if promise is None else promise.ttft_s
         due_s = newcomer.request.asked_s + (1.0 - IN_HAND) * (UNPROMISED_S if ttft_s is None else ttft_s)
@@ -157,7 +162,7 @@ class Gaps:
 
 
 def _writes(sequence: Sequence) -> bool:
-    """Whether it has gaps."""
+    """Whether it will write more than one token, and so has gaps."""
     return not sequence.request.wants_vector and sequence.max_total_tokens > sequence.prompt_len + 1
 
 

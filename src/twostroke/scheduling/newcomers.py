@@ -1,6 +1,6 @@
-"""What a request may expect when it comes: how much of its prompt need not be read, what it is promised, and when its
-first token should come. Refuses what would be late, where its class wants that. Knows forecasts and who is there;
-changes neither."""
+"""What a request may expect when it arrives: how much of its prompt need not be read, what it is promised, and when its
+first token should come. Refuses a request that would be late, if its class wants that. Knows forecasts and who is
+there, and changes neither."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOONER_THERE = "a handoff would take longer than to read it where it is written"
 
 
 def samples_of(request: Request, first_seq_id: int, max_total_tokens: int) -> list[Sequence]:
-    """One Sequence a sample, numbered from `first_seq_id` on."""
+    """Returns one Sequence for each sample, numbered from `first_seq_id` on."""
     asked = request.sampling.speculation
     samples = []
     for sample_index in range(request.sampling.n):
@@ -54,7 +54,7 @@ class Newcomers:
         prefills: PrefillPlanner,
         staying: Staying | None = None,
     ) -> None:
-        """`staying`: by what it is decided whether a prompt is read for another engine at all; None: each is."""
+        """`staying` decides whether a prompt is read here for another engine at all. None means that each is."""
         self._ledger = ledger
         self._staying, self._sent = staying, SentWork()
         self._forecast = forecast
@@ -64,10 +64,10 @@ class Newcomers:
         self._prefills = prefills
 
     def let_in(self, level: ServiceLevel, samples: list[Sequence], text_ends: TextEnds | None = None) -> bool:
-        """Promise them what their class does. Whether they wait here: else their prompt is left to another engine,
-        however late it would be here, or the first token that came with it ended the answer, and they are over.
-        `text_ends`: asked of such a token. Raises PromiseError for what would be late here, where its class refuses
-        that."""
+        """Gives samples the promise of their class, and returns whether they wait here. If they do not, they are over:
+        their prompt is left to another engine, however late it would be here, or the first token, which came with it,
+        ended the answer. `text_ends` is asked about that token. Raises PromiseError if they would be late here, and
+        their class refuses that."""
         load_s = self._promise(level, samples)
         if samples[0].request.lease_id and (why := self._stays(samples[0])) is not None:
             self._leave(samples, why)
@@ -76,7 +76,8 @@ class Newcomers:
         return samples[0].request.first is None or not self._is_over(samples[0], text_ends)
 
     def _is_over(self, sequence: Sequence, text_ends: TextEnds | None) -> bool:
-        """Whether the token that came with its prompt ended the answer; then it is over before it began here."""
+        """Whether the token that came with its prompt ended the answer. Then the sequence is over before it began
+        here."""
         token_id, handing = sequence.tokens[-1], self._ledger.handing
         reason = finish_reason(sequence, token_id, len(sequence.tokens))
         if text_ends is not None and text_ends(sequence, token_id):
@@ -91,11 +92,11 @@ class Newcomers:
         return True
 
     def _promise(self, level: ServiceLevel, samples: list[Sequence]) -> float:
-        """Sample 0 reads the prompt for all, but for what the prefix cache or a tier has of it. Returns the seconds to
-        load that."""
+        """Gives samples their promise, and tells the forecast what they have to read. Sample 0 reads the prompt for
+        all, except for what the prefix cache or a tier has of it. Returns the seconds to load that part."""
         first, forecast = samples[0], self._forecast
         num_held, load_s = self._held(first)
-        # Of a prompt that another engine has read, what is promised counts from there: as if one had read all of it.
+        # If another engine has read the prompt, promised time counts from there: as if one engine had read all of it.
         promise = self._promises.promise_to(level, load_s + forecast.prefill_s(num_held, len(first.tokens)))
         num_held, load_s = self._handed_over(first) or (num_held, load_s)
         forecast.expect(first, num_held)
@@ -106,7 +107,7 @@ class Newcomers:
         return load_s
 
     def _turn_away_late(self, level: ServiceLevel, samples: list[Sequence], load_s: float) -> None:
-        """Raises PromiseError where its class wants that of a request that would break its promise."""
+        """Raises PromiseError if a request would break its promise, and its class refuses that."""
         if level.when_late == "refuse":
             first, number = samples[0], len(samples)
             self._promises.refuse_uneven(level, self._gaps.alone_s(first))
@@ -117,8 +118,9 @@ class Newcomers:
             self._promises.refuse_late(level, predicted_s, alone_s, number, gone_s)
 
     def _stays(self, newcomer: Sequence) -> str | None:
-        """Why a prompt that another engine will answer is read there, in a sentence; None: it is read here. Nobody says
-        what runs there: what was sent there of late has to be read first."""
+        """Returns why a prompt that another engine will answer is left to be read there, in a sentence. None means that
+        it is read here. Nobody tells this engine what runs there, but what was sent there of late has to be read
+        first."""
         handing, staying = self._ledger.handing, self._staying
         if handing is None or staying is None:
             return None
@@ -137,13 +139,13 @@ class Newcomers:
         return why
 
     def _writer(self, handing: Handing, newcomer: Sequence) -> Writer:
-        """Whoever will write, as far as is known here."""
+        """Returns what is known here of the engine that will write the answer."""
         request, num_cached = newcomer.request, handing.num_at_writer(newcomer)
         reading_s = self._forecast.prefill_s(num_cached, newcomer.prompt_len)
         return Writer(num_cached, reading_s, None, self._sent.ahead_s(request.writer, request.arrival_s))
 
     def _leave(self, samples: list[Sequence], why: str) -> None:
-        """They are over before they began: whoever writes the answer reads the prompt."""
+        """Ends samples before they began: the engine that writes the answer reads the prompt."""
         assert self._ledger.handing is not None
         self._ledger.handing.leave(samples[0], why)
         for sequence in samples:
@@ -151,13 +153,14 @@ class Newcomers:
             sequence.timing.finished_s, sequence.timing.is_left = sequence.request.arrival_s, True
 
     def _handed_over(self, newcomer: Sequence) -> tuple[int, float] | None:
-        """The same, with what another engine has read of it; None: nothing comes from there."""
+        """Returns the same as `_held`, with what another engine has read of the prompt. None means that nothing comes
+        from there."""
         handing = self._ledger.handing
         return None if handing is None else handing.expected(newcomer)
 
     def _held(self, newcomer: Sequence) -> tuple[int, float]:
-        """Its tokens that are to be had without reading, and the seconds to load what the device does not hold of them:
-        what `KVLedger.recall` would do now, without doing it."""
+        """Returns how many of its tokens need not be read, and the seconds to load those that the device does not hold.
+        This is what `KVLedger.recall` would do now, without doing it."""
         match, tiers = self._ledger.match(newcomer), self._ledger.tiers
         if tiers is None:
             return match.num_tokens, 0.0
@@ -169,6 +172,6 @@ class Newcomers:
         return match.num_tokens, 0.0
 
     def _first_token_s(self, newcomer: Sequence, num_samples: int = 1) -> float:
-        """From now to the first token of the last of its samples."""
+        """Returns the seconds from now to the first token of the last of its samples."""
         self._prefills.note_streams()
         return self._places.first_token_s(newcomer, num_samples)

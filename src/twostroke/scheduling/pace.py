@@ -1,6 +1,6 @@
-"""How much of the waiting prompts a step reads: beside running streams what these were promised, and not another prompt
-where those read already are better off with their first token now. All by what the cost model says of whole steps.
-Knows costs; knows nothing of queues or blocks."""
+"""Decides how much of the waiting prompts a step reads. Beside running streams it is as much as their promises allow.
+It ends a step before the next prompt if the prompts that are read already gain more by having their first token now.
+All by the cost model's predictions of whole steps. Knows costs; knows nothing of queues or blocks."""
 
 from __future__ import annotations
 
@@ -14,49 +14,52 @@ from twostroke.core.step import DecodeSlot, Step
 from twostroke.cost.floor import StepWork, work_of
 
 LEAST_TOKENS = 64
-"""What a step with running streams may always prefill: prompts must move on, however tight the target."""
+"""How many tokens a step with running streams may always prefill. Prompts must move on, however tight the target is."""
 CROWD = 8.0
-"""Where this many times the waiting prompts outnumber the streams, streams give way."""
+"""If the waiting prompts times this number are more than the streams, streams give way."""
 FEW_WAITING, BURST = 4, 32.0
-"""Prompts beyond a few that wait came in a burst, and count for more."""
+"""Waiting prompts beyond the first few came in a burst, and each of them counts for this many."""
 LONG_WAIT = 4.0
-"""A step that reads prompts for this many times the target is a burst's: chance arrivals hardly bring one about."""
+"""A step that reads prompts for this many times the target belongs to a burst. Chance arrivals hardly ever cause
+one."""
 ROUND_TOKENS = 128
-"""Where the pace cuts a prompt, it leaves the step a multiple of this many tokens, decodes and all. Few different sizes
-are what matrix products and captured graphs like."""
+"""If the pace cuts a prompt, the tokens of the step, decodes included, are a multiple of this. Matrix products and
+captured graphs run best with few different sizes."""
 ROUND_TOKENS_UNPACED = 16
-"""The same on a backend that has no target of its own, such as the CPU's, and what always moves there: a token takes
-longer to read, and 64 of them would be several promised gaps."""
+"""The same multiple on a backend that has no target of its own, such as the CPU's. It is also how many tokens always
+move there: reading a token takes longer, and 64 of them would take several promised gaps."""
 SMALL_ROUNDS = 4
-"""Where what always moves would break a promised gap by itself, a round has this many parts, and as many move as the
-gap has room for."""
+"""If the tokens that always move would break a promised gap by themselves, a round is divided into this many parts, and
+as many parts move as the gap has room for."""
 PROMISED_SHARE = 0.9
-"""Of a gap that was promised, what a step may take by prediction: predictions are off, and a gap is a step and some."""
+"""The share of a promised gap that a step may take by prediction. Predictions are off, and a gap is a little longer
+than a step."""
 LOST_SHARE = 0.03
-"""A step ends with a prompt only if reading the next one in a step of its own costs no more than this share of it, or
-if the prompt would be late for the sake of the next one."""
+"""A step ends behind a prompt only if reading the next one in a step of its own costs no more than this share of it, or
+if the next one would make the prompt late."""
 
 
 class Room:
-    """The prompts of one step while it is planned. This one takes whatever the step's token budget allows."""
+    """The room for prompts in one step while it is planned. This class gives them whatever the step's token budget
+    allows."""
 
     is_full = False
     allowed_s = inf
-    """What the step may take."""
+    """Seconds that the step may take."""
 
     def goes_on(self, start: int, num_tokens: int, *, samples: bool, share: float = 1.0) -> bool:
-        """Whether a chunk of another prompt belongs in this step. `samples`: its last token is the prompt's. `share`:
-        of what decodes leave of the step, what prompts may take with this chunk."""
+        """Whether a chunk of another prompt belongs in this step. `samples` means that the chunk's last token is the
+        prompt's last. `share` is the part of the step beside decodes that prompts may take with this chunk."""
         return True
 
     def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True, share: float = 1.0) -> int:
-        """How much of a chunk to take into the step. Less than all of it: the step is full then. None only for a prompt
-        that may wait, and never for the first of a step."""
+        """Returns how many tokens of a chunk to take into the step. If they are less than all, the step is full. They
+        are 0 only for a prompt that may wait, and never for the first of a step."""
         return num_tokens
 
     def note_due(self, least_s: float, most_s: float) -> None:
-        """A prompt that ends in this step was promised its first token when the step has taken between `least_s` and
-        `most_s`: nobody knows how long it waits for the step in flight."""
+        """Notes that the first token of a prompt that ends in this step is due between `least_s` and `most_s` from the
+        step's begin. Nobody knows how long the step waits for the one in flight."""
 
 
 class Pace(Protocol):
@@ -68,15 +71,16 @@ class Pace(Protocol):
         max_tokens: int,
         promised_s: float = inf,
     ) -> Room:
-        """A step with these decodes begins; that many prompts wait to be read, with that many tokens in all, and
-        `max_tokens` of them fit into its budget. `promised_s`: the shortest gap that a stream was promised."""
+        """Returns the room for prompts in a step with these decodes. `num_waiting` prompts wait to be read, with
+        `waiting_tokens` in all; `max_tokens` of them fit into its budget. `promised_s` is the shortest gap that a
+        stream was promised."""
 
     def limit_s(self, promised_s: float) -> float:
-        """What a step with streams may take where nobody else has to be thought of."""
+        """Returns the seconds that a step with streams may take, if no prompts wait in a crowd."""
 
 
 class Unpaced:
-    """No pace: prompts fill every step."""
+    """A pace that limits nothing: prompts fill every step."""
 
     def open(
         self,
@@ -99,14 +103,14 @@ class PrefillPace:
         itl_target_s: float | None,
         round_tokens: int = ROUND_TOKENS,
     ) -> None:
-        """`step_seconds`: what a step should take, as `StepCost.seconds` says it; it may learn meanwhile.
-        `itl_target_s`: what is aimed at where nothing shorter was promised; None: nothing."""
+        """`step_seconds` predicts a step's seconds, as `StepCost.seconds` does, and may learn meanwhile. `itl_target_s`
+        is the gap that is aimed at if nothing shorter was promised. None means that there is no target."""
         if itl_target_s is not None and itl_target_s <= 0.0:
             raise ValueError(f"itl_target_s must be above 0, not {itl_target_s}")
         self.itl_target_s = inf if itl_target_s is None else itl_target_s
         self._round_tokens = round_tokens
         self._step_seconds = step_seconds
-        self._last: PacedRoom | None = None  # of the step before, if it had prompts beside streams
+        self._last: PacedRoom | None = None  # the last step's room, if it had prompts beside streams
 
     def open(
         self,
@@ -137,10 +141,10 @@ class PrefillPace:
     def allowed_s(
         self, num_streams: int, num_waiting: int, waiting_tokens: int, last: PacedRoom | None = None
     ) -> float:
-        """What a step with streams may take. A stream waits for its next token, a prompt for its first: where more
-        prompts wait than an eighth of the streams, streams give way in proportion. That is also when large chunks pay,
-        for a burst is read faster in few steps: once streams have waited long for it, its last prompts are read in
-        steps as long, not in many small ones."""
+        """Returns the seconds that a step with streams may take. A stream waits for its next token, a prompt for its
+        first. If the waiting prompts are more than an eighth of the streams, streams give way in proportion. Large
+        chunks pay then, too, for a burst is read faster in few steps. Once streams have waited long for a burst, its
+        last prompts are read in steps as long as before, not in many small ones."""
         crowd = max(CROWD * num_waiting, BURST * (num_waiting - FEW_WAITING))
         target_s = self.itl_target_s * max(1.0, crowd / max(1, num_streams))
         # What waits may be the rest of a burst only if its prompts, on average, fit into another step like the last. A
@@ -151,7 +155,7 @@ class PrefillPace:
 
 
 def pace_of(step_seconds: Callable[[StepWork], float], itl_target_ms: float | None) -> PrefillPace:
-    """An engine's. Without a target a backend likes steps of any size, and only a promise cuts them."""
+    """Returns an engine's pace. A backend without a target can take steps of any size, and only a promise cuts them."""
     if itl_target_ms is None:
         return PrefillPace(step_seconds, None, ROUND_TOKENS_UNPACED)
     return PrefillPace(step_seconds, itl_target_ms / 1e3)
@@ -180,13 +184,13 @@ class PacedRoom(Room):
         self._tokens_left = max_tokens
         self._left_out_s = 0.0
         self._due_s: list[tuple[float, float]] = []
-        """When each prompt that ends in it is due, at the earliest and at the latest."""
+        """When each prompt that ends in the step is due, at the earliest and at the latest."""
         self.full_tokens = 0
-        """Of prompts in the step, those too that would have fitted."""
+        """Prompt tokens in the step, and those that would have fitted, too."""
 
     @property
     def full_s(self) -> float:
-        """How long its streams are to wait for the step, or would have if it had taken all that fits."""
+        """Seconds that its streams wait for the step, or would wait if it had taken all that fits."""
         return min(self.allowed_s, self._step_seconds(self._work) + self._left_out_s)
 
     def goes_on(self, start: int, num_tokens: int, *, samples: bool, share: float = 1.0) -> bool:
@@ -199,10 +203,11 @@ class PacedRoom(Room):
         return not self.is_full
 
     def _ends_here(self, start: int, num_tokens: int, samples: bool, allowed_s: float) -> bool:
-        """Whether the prompts that are read to their ends in this step should have their first tokens without waiting
-        for the next prompt. A step of its own delays that one, and all behind it, by what two steps cannot share and by
-        the decodes that it has again. Where arithmetic binds anyway, the first of these is next to nothing. Streams are
-        held up once more, too: a prompt that could end in this step waits only for as many others as they are."""
+        """Whether to end the step here, so that prompts that it reads to their ends get their first tokens without
+        waiting for the next prompt. The next prompt then has a step of its own. That delays it, and all behind it, by
+        what two steps cannot share and by a second round of decodes. If arithmetic is the bound, the first part is next
+        to nothing. Streams are held up once more, too: so a prompt that could end in this step waits only for as many
+        others as there are streams."""
         num_ending = self._work.num_sampling_chunks
         if not num_ending or (samples and num_ending < self._num_streams):
             return False
@@ -237,15 +242,16 @@ class PacedRoom(Room):
         return taken
 
     def _least(self, start: int, usual: int) -> int:
-        """What of a prompt always moves, whatever its share: as much as usual, or as many small rounds as a promised
-        gap has room for. If it has room for none, small steps would not keep it either."""
+        """Returns how many tokens of a prompt always move, whatever its share: the usual number, or as many small
+        rounds as a promised gap has room for. If it has room for none, small steps would not keep it either."""
         fits = self._tokens_within(start, usual, self._promised_s)
         small = self._round_tokens // SMALL_ROUNDS
         return fits // small * small or usual
 
     def _allowed_with(self, share: float) -> float:
-        """What the step may take if its prompts have only this share of what decodes leave. Decodes are in every step,
-        whoever is read: a share of all of it would often be less than they take, and nothing would be read."""
+        """Returns the seconds that the step may take if its prompts have only this share of what decodes leave. Decodes
+        are in every step, whoever is read. A share of the whole step would often be less than decodes take, and nothing
+        would be read."""
         if share == 1.0 or self.allowed_s == inf:
             return self.allowed_s
         decodes_s = self._step_seconds(self._decodes)
@@ -255,7 +261,8 @@ class PacedRoom(Room):
         self._due_s.append((least_s, most_s))
 
     def _tokens_within(self, start: int, limit: int, allowed_s: float) -> int:
-        """The longest chunk from `start` on, up to `limit`, with which the step takes no longer than it may."""
+        """Returns the length of the longest chunk from `start` on, up to `limit`, with which the step stays within its
+        time."""
         if allowed_s == inf or self._seconds_with(start, limit) <= allowed_s:
             return limit
         return bisect_right(range(1, limit), allowed_s, key=lambda length: self._seconds_with(start, length))

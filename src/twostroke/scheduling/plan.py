@@ -1,4 +1,5 @@
-"""A Step while it is being chosen: what fits in its token budget so far. Frozen into a Step when complete."""
+"""A Step while it is being chosen: the work that was taken into its token budget so far. Frozen into a Step when
+complete."""
 
 from __future__ import annotations
 
@@ -23,17 +24,18 @@ from twostroke.kv.snapshots import Snapshots
 
 
 class Drafting(Protocol):
-    """Who decides what is drafted."""
+    """Decides what is drafted."""
 
     def begin(self, running: Series[Sequence]) -> None:
-        """A step for these is to be chosen, and nobody reads a prompt beside them."""
+        """Called before a step for these sequences is chosen, in which nobody reads a prompt."""
         return
 
     def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
-        """For the next slot of this stream, `most` at most, which is one at least; None: nothing."""
+        """Returns drafts for the next slot of this stream: `most` at most, which is at least one. None means no
+        drafts."""
 
     def costs(self) -> DraftCosts:
-        """What drafts cost in that step, for a backend that drafts for itself."""
+        """Returns what drafts cost in that step, for a backend that drafts for itself."""
         return NO_COSTS
 
 
@@ -41,12 +43,12 @@ class StepPlan:
     def __init__(self, max_tokens: int) -> None:
         self.tokens_left = max_tokens
         self.sequences: dict[int, Sequence] = {}
-        """Who has work in this step."""
+        """The sequences that have work in this step, by id."""
         self.prefilling: list[Sequence] = []
-        """Running sequences that still have something to read, the first to go first."""
+        """Running sequences that still have something to read, in their order."""
         self.has_preempted = False
         self.reading_s = 0.0
-        """Predicted for its chunks, each alone."""
+        """Predicted seconds of its chunks, as if each were alone in a step."""
         self._prefills: list[PrefillChunk] = []
         self._saves: list[StateSave] = []
         self._restores: tuple[StateRestore, ...] = ()
@@ -92,7 +94,8 @@ class StepPlan:
         self._joins.append(RowJoin(sequence.seq_id, sequence.request, sequence.sample_index, output))
 
     def take_snapshots(self, states: Snapshots) -> None:
-        """All its work is chosen, and whoever runs has a slot of his own: what is left may be had for snapshots."""
+        """Adds the step's snapshots. Called when all its work is chosen and each running sequence has a slot for its
+        own state: snapshots may take the slots that are left."""
         for chunk in self._prefills:
             self._saves += states.of_chunk(self.sequences[chunk.seq_id], chunk.end)
         for slot in self.decodes:
@@ -106,7 +109,7 @@ class StepPlan:
         drafting: Drafting | None = None,
         copies: tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]] = ((), ()),
     ) -> Step:
-        """`drafting`: whoever gave it drafts knows what they cost. `copies`: spills and loads."""
+        """Returns the Step. `drafting` gave it drafts, and knows what they cost. `copies` are its spills and loads."""
         costs = NO_COSTS
         if drafting is not None and any(slot.drafts for slot in self.decodes):
             costs = drafting.costs()

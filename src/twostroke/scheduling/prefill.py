@@ -32,7 +32,7 @@ class PrefillPlanner:
         self._policy = policy
         self._promises = promises
         self._reads_whole = config.whole_prompts
-        paces = policy.paces and not self._reads_whole  # a pace would cut prompts
+        paces = policy.paces and not self._reads_whole  # a pace would cut prompts into chunks
         self._pace = pace if pace is not None and paces else Unpaced()
 
     def limit_chunks(self, max_chunk_tokens: int | None) -> None:
@@ -42,8 +42,9 @@ class PrefillPlanner:
         self._chunk_limit = min(max_chunk_tokens or self._config_limit, self._config_limit)
 
     def fill(self, plan: StepPlan, now_s: float) -> None:
-        """Chunks of prompts, begun ones and new ones in the policy's order, while the step has tokens left and the pace
-        goes on. Whose blocks are still being loaded waits for them, unless there is nothing else to do."""
+        """Adds chunks of prompts, begun ones and new ones in the policy's order, while the step has tokens left and the
+        pace allows more. A sequence whose blocks are still being loaded waits for them, unless there is nothing else to
+        do."""
         self._fill(plan, now_s)
         if len(plan):
             return
@@ -74,7 +75,7 @@ class PrefillPlanner:
                 plan.prefilling.remove(begun)
                 self._add_chunk(plan, room, begun, now_s)
             else:
-                return  # admission said what is waited for
+                return  # admission has noted what is waited for
         self._admission.note_full()
 
     def _open(self, plan: StepPlan) -> Room:
@@ -89,7 +90,8 @@ class PrefillPlanner:
         return room
 
     def note_streams(self) -> None:
-        """Tell the forecast who writes now, where nobody reads or waits; else the last step's plan has."""
+        """Tells the forecast which streams write now, if nobody reads or waits. Otherwise the last step's plan has told
+        it."""
         running = list(self._admission.running)
         if len(self._admission.waiting) or any(one.phase is Phase.PREFILL for one in running):
             return
@@ -98,7 +100,7 @@ class PrefillPlanner:
         self._promises.forecast.note_streams([one.next_position + 1 for one in running], tokens_left, limit_s)
 
     def _first_begun(self, plan: StepPlan, now_s: float) -> Sequence | None:
-        """Of those whose reading was begun, and that have nothing in this step yet."""
+        """Returns the first of the sequences whose reading was begun and that have no work in this step yet."""
         first: Sequence | None = None
         for sequence in plan.prefilling:
             if sequence.state is not SequenceState.RUNNING or self._admission.is_arriving(sequence):
@@ -108,7 +110,7 @@ class PrefillPlanner:
         return first
 
     def _candidate(self, plan: StepPlan, begun: Sequence | None, now_s: float) -> Candidate | None:
-        """Whoever waits and is to be read now, and fits."""
+        """Returns the waiting sequence that is to be read now, if it fits."""
         while (head := self._admission.first(plan)) is not None:
             if begun is not None and not self._policy.goes_before(head, begun, now_s):
                 return None
@@ -125,16 +127,16 @@ class PrefillPlanner:
         return room.goes_on(start, num_tokens, samples=start + num_tokens == end, share=share)
 
     def _most(self, plan: StepPlan, start: int, end: int) -> int:
-        """Of a sequence's tokens from `start` to `end`, those that one step may take."""
+        """Returns how many of a sequence's tokens from `start` to `end` one step may take."""
         return min(plan.tokens_left, self._chunk_limit, end - start)
 
     def _add_chunk(self, plan: StepPlan, room: Room, sequence: Sequence, now_s: float, *, is_new: bool = False) -> None:
-        """`is_new`: its row is opened by this step, so that it has work in it whatever the pace says: were the step to
-        fail, it must be among those that fail with it."""
+        """Adds a chunk of this sequence, if there is room. `is_new` means that this step opens its row. Then it gets
+        work whatever the pace says: if the step fails, it must be among those that fail with it."""
         start = sequence.next_position
         end = sequence.prefill_len if self._reads_whole else start + 1
         if not self._admission.make_room(plan, sequence, end):
-            return  # only older sequences hold what it needs: it sits this step out
+            return  # only older sequences hold what it needs: it has no chunk in this step
         limit = min(self._most(plan, start, sequence.prefill_len), self._ledger.room(sequence) - start)
         if (states := self._ledger.states) is not None:
             limit = states.chunk_end(sequence, start, start + limit) - start
@@ -161,7 +163,8 @@ class PrefillPlanner:
             timing.scheduled_s = now_s
 
     def _note_due(self, room: Room, sequence: Sequence, now_s: float) -> None:
-        """It ends in this step, which may have to wait for one in flight."""
+        """Tells the room when the first token of this prompt, which ends in this step, is due. The step may have to
+        wait for one in flight."""
         promise = sequence.timing.promise
         if promise is None or promise.ttft_s is None or sequence.num_output:
             return
@@ -170,8 +173,8 @@ class PrefillPlanner:
 
 
 def prefill_chunk(sequence: Sequence, start: int, end: int) -> PrefillChunk:
-    """The chunk from `start` to `end`, or to where prompt logprobs begin to be wanted. Sample 0 reports them, each
-    position once: those launched before a preemption were reported then."""
+    """Returns the chunk from `start` to `end`, or to where prompt logprobs begin to be wanted. Sample 0 reports them,
+    each position once: positions that were launched before a preemption were reported then."""
     wanted = sequence.request.sampling.prompt_logprobs if sequence.sample_index == 0 else None
     last_reporting = sequence.prompt_len - 1  # the prompt's last position has no next prompt token
     if wanted is not None and sequence.high_water < last_reporting and start < last_reporting:

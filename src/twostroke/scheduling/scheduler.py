@@ -1,6 +1,6 @@
-"""The Scheduler: queues, budget and ledger in, frozen Steps out. Only `apply` advances a Sequence. It may run ahead of
-the results: what is launched counts as in flight, and a token still being sampled is never looked at.
-What treats the phases differently is in prefill.py and decode.py, who runs is in admission.py."""
+"""Turns queues, budget and ledger into frozen Steps. Only `apply` advances a Sequence. It may run ahead of the results:
+what is launched counts as in flight, and nothing reads a token that is still being sampled. What differs between the
+phases is in prefill.py and decode.py; admission.py decides who runs."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ class Scheduler:
         step_error: StepError = exactly,
         staying: Staying | None = None,
     ) -> None:
-        """`pace`: how much prefill a step may hold; None: up to its token budget. `drafting`: what is drafted for
-        streams; None: nothing. `max_drafts`: that the backend takes in a slot; None: any number. `policy`: who is
-        next, by name. `levels`: the classes of requests; None: one, without a promise. `step_seconds`: what a step
-        should take; None: nobody knows. `step_error`: how far off that was on average.
-        `staying`: by what a prompt is left to the engine that writes its answer; None: each is read here."""
+        """`pace`: how much prefill a step may hold; None: as much as its token budget. `drafting`: decides what is
+        drafted for streams; None: nothing. `max_drafts`: the most drafts that the backend takes in a slot; None: any
+        number. `policy`: the name of the rule that decides who is next. `levels`: the classes of requests; None: one,
+        without a promise. `step_seconds`: predicts a step's seconds; None: nobody can. `step_error`: how far off
+        predictions were on average. `staying`: decides which prompts are left to the engine that writes the answer;
+        None: each is read here."""
         self.config = config
         self._staying = staying
         self._forecast = Forecast(step_seconds, step_error)
@@ -65,7 +66,7 @@ class Scheduler:
         self._join(policy, levels or ServiceLevels(), drafting)
         self._launched: deque[Launched] = deque()  # oldest first: results arrive in launch order
         self._samples: dict[str, list[Sequence]] = {}  # unfinished ones, by request
-        self._stuck: frozenset[int] = frozenset()  # whose error, in the result last taken in, spoilt no KV
+        self._stuck: frozenset[int] = frozenset()  # in the last result: sequences whose error spoilt no KV
         self._next_seq_id = 0
         self._next_step_id = 0
         self._now_s = 0.0
@@ -85,9 +86,9 @@ class Scheduler:
     # In and out
 
     def add(self, request: Request, text_ends: TextEnds | None = None) -> list[Sequence]:
-        """Queue a request; one Sequence a sample, which is finished where its prompt is left to another engine, or the
-        token that came from there ended the answer. Raises BadRequestError for what could never finish, and
-        PromiseError for what would be late, where its class refuses that."""
+        """Queues a request and returns a Sequence for each sample. They are finished already if the prompt is left to
+        another engine, or if a first token from there ended the answer. Raises BadRequestError for what could never
+        finish, and PromiseError for what would be late, if its class refuses that."""
         if request.request_id in self._samples:
             raise BadRequestError(f"the request id {request.request_id!r} is in use by a request that is not finished")
         level = self._promises.levels.named(request.service_level)
@@ -108,14 +109,14 @@ class Scheduler:
         return samples
 
     def _forget(self, *sequences: Sequence) -> None:
-        """They are over, or were never let in: drop what was kept of them."""
+        """Drops what was kept of sequences that are over, or were never let in."""
         for sequence in sequences:
             self._readings.end(sequence)
             self.ledger.retire(sequence)
             self._forecast.forget(sequence)
 
     def abort(self, request_id: str, now_s: float | None = None) -> list[Sequence]:
-        """End every unfinished sample of a request, at any moment; unknown ids are no error. Returns those ended."""
+        """Ends every unfinished sample of a request, at any moment, and returns them. An unknown id is no error."""
         ended = list(self._samples.get(request_id, ()))
         for sequence in ended:
             self.finish(sequence, FinishReason.ABORT, now_s=now_s)
@@ -124,7 +125,7 @@ class Scheduler:
     def finish(
         self, sequence: Sequence, reason: FinishReason, error: str | None = None, now_s: float | None = None
     ) -> bool:
-        """End a sequence now, also with work in flight: what is still to come for it is dropped. False: it was over."""
+        """Ends a sequence now, and drops what is in flight for it. Returns False if it had already ended."""
         if sequence.is_finished:
             return False
         if sequence.state is SequenceState.RUNNING:
@@ -149,7 +150,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence is unfinished, or a launched step not applied."""
+        """Whether a sequence is unfinished, or a launched step is not applied yet."""
         return bool(self._samples or self._launched)
 
     def counts(self) -> SchedulerCounts:
@@ -157,48 +158,48 @@ class Scheduler:
         return counts_of(self._admission, self.ledger, len(self._launched), levels, forecast, self._now_s)
 
     def unfinished(self, request_id: str | None = None) -> list[Sequence]:
-        """The samples of a request that have not ended; None: of all requests."""
+        """Returns the samples of a request that have not ended. None means those of all requests."""
         if request_id is not None:
             return list(self._samples.get(request_id, ()))
         return [sequence for samples in self._samples.values() for sequence in samples]
 
     @property
     def line_lengths(self) -> tuple[int, int]:
-        """How many wait, and how many run."""
+        """How many sequences wait, and how many run."""
         return len(self._admission.waiting), len(self._admission.running)
 
     def steady_streams(self) -> list[Sequence]:
-        """All who run, as long as steps hold nothing but a slot of each: nobody reads, nobody is at the end of its
-        answer, and nobody who waits could join. Else none."""
+        """Returns all running sequences, if each step is one slot of each: nobody reads, nobody is at the end of its
+        answer, and nobody who waits could join. Otherwise returns none."""
         return self._decodes.steady_streams()
 
     def settle_tiers(self) -> None:
-        """Take in what came from disk and from other engines, and end leases that are over, without a step."""
+        """Takes in what came from disk and from other engines, and ends leases that are over, without a step."""
         if self.ledger.tiers is not None:
             self.ledger.tiers.settle()
 
     def wait_for_tiers(self, timeout_s: float) -> None:
-        """Where somebody waits for blocks from disk: until some are there, or this long."""
+        """Waits until some blocks have come from disk that a sequence needs, or this long."""
         tiers = self.ledger.tiers
         if tiers is not None and tiers.num_fetching:
             tiers.wait(timeout_s)
 
     def clear_prefixes(self) -> None:
-        """Forget cached prefixes that no running sequence holds, at any moment."""
+        """Forgets cached prefixes that no running sequence holds, at any moment."""
         self.ledger.clear_prefixes()
 
     def limit_chunks(self, max_chunk_tokens: int | None) -> None:
-        """From the next step on, a prompt is read in chunks no longer than this; None: what the config says, which is
-        the most in any case."""
+        """Limits chunks of prompts to so many tokens from the next step on. None means the config's limit, which always
+        holds."""
         self._prefills.limit_chunks(max_chunk_tokens)
 
     def draft(self, drafting: Drafting | None) -> None:
-        """What is drafted for streams, from the next step on; None: nothing."""
+        """Sets who decides what is drafted for streams, from the next step on. None means that nothing is drafted."""
         self._decodes.drafting = drafting
 
     def use_policy(self, policy: str, levels: ServiceLevels) -> tuple[str, ServiceLevels]:
-        """Who is next, and what is promised to whom, from now on, for whoever compares policies on one engine; only
-        while nobody waits or runs. Returns what held before."""
+        """Changes the policy and the promises, for a caller that compares policies on one engine. Allowed only while
+        nobody waits or runs. Returns what held before."""
         if self.has_work:
             raise ValueError("a policy cannot change while requests wait or run")
         before, admission = (self._policy.name, self._promises.levels), self._admission
@@ -207,13 +208,13 @@ class Scheduler:
         return before
 
     def check(self) -> None:
-        """Prove that no block is lost or shared wrongly; raises ConservationError."""
+        """Proves that no block is lost or shared wrongly. Raises ConservationError."""
         self.ledger.check(self._admission.running)
 
     # The loop
 
     def schedule(self, now_s: float) -> Step | None:
-        """The next step to launch; None when nothing can be launched before a result is applied or a request added."""
+        """Returns the next step to launch. None means that a result or a request is needed first."""
         self._now_s = now_s
         if self.ledger.tiers is not None:
             self.ledger.tiers.settle()
@@ -242,7 +243,7 @@ class Scheduler:
         record: StepRecord | None = None,
         text_ends: TextEnds | None = None,
     ) -> list[SequenceAdvance]:
-        """Take in the results of the oldest launched step. `record`: what whoever read a chunk in it will remember."""
+        """Takes in the results of the oldest launched step. Sequences that read a chunk in it keep `record`."""
         launched = self._take(step, now_s)
         if self.ledger.tiers is not None:
             self.ledger.tiers.landed(step, result.compute_s)
@@ -270,7 +271,7 @@ class Scheduler:
             self._policy.note_writing(streams, max(0.0, compute_s - launched.reading_s))
 
     def fail(self, step: Step, message: str, now_s: float, *, launched: bool = True) -> list[SequenceAdvance]:
-        """The backend raised on the oldest launched step: its sequences end with an error, all others go on. Where it
+        """The backend raised on the oldest launched step: its sequences end with an error, and all others go on. If it
         was never `launched`, the backend has not seen its joins and leaves."""
         sequences = self._take(step, now_s).sequences
         advances = []
@@ -304,7 +305,8 @@ class Scheduler:
         text_ends: TextEnds | None,
         spared_s: float,
     ) -> list[SequenceAdvance]:
-        """Most of what an engine does between two steps: what `_take_in` does is written out here for one token."""
+        """Advances decode slots. An engine spends most of its time between steps here, so the usual case of one token
+        is written out, and repeats what `_take_in` does."""
         sampled, errors, compute_s, now_s = result.sampled, result.errors, result.compute_s, self._now_s
         commit = self.ledger.commit
         advances = []
@@ -317,7 +319,7 @@ class Scheduler:
                 land(sequence, slot)
             state = sequence.state
             if state is SequenceState.FINISHED:
-                continue  # found finished after this step was launched: a wasted slot, and nothing else
+                continue  # it ended after this step was launched: its slot was wasted, no more
             timing, tokens = sequence.timing, sampled.get(seq_id)
             timing.decode_compute_s += compute_s
             if tokens is None or len(tokens) != 1 or seq_id in errors:
@@ -343,7 +345,7 @@ class Scheduler:
         text_ends: TextEnds | None,
         spared_s: float,
     ) -> SequenceAdvance:
-        """Several tokens, none, or an error behind them. `spared_s`: what was noted for each draft that held."""
+        """Advances a slot of several tokens, none, or an error. `spared_s` was noted for each draft that held."""
         if len(sampled) > slot.num_queries:
             return self._advance_to_error(sequence, TOO_MANY_TOKENS)
         kept, is_over = until_over(sequence, sampled, text_ends)
@@ -377,11 +379,11 @@ class Scheduler:
         return SequenceAdvance(sequence, sampled, result.prompt_logprobs.get(seq_id, ()), computed, finished, vector)
 
     def _take_in(self, sequence: Sequence, num_tokens: int, sampled: tuple[SampledToken, ...]) -> bool:
-        """`num_tokens` more positions are computed, and these tokens follow; True when the last of them ends the
-        answer."""
+        """Takes note that `num_tokens` more positions are computed and that these tokens follow. Returns True if the
+        last of them ends the answer."""
         sequence.tokens += [token.token_id for token in sampled]
         sequence.timing.token_times_s += [self._now_s] * len(sampled)
-        # Else it was preempted meanwhile: its KV is lost, its tokens are not.
+        # If it does not run, it was preempted meanwhile: its KV is lost, its tokens are not.
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed += num_tokens
             self.ledger.commit(sequence)
