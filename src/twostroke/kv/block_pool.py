@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 
 class ConservationError(RuntimeError):
-    """A block was lost, counted twice or shared wrongly: a bug, never the user's doing."""
+    """A block was lost, counted twice or shared wrongly. This is always a bug, and no user's fault."""
 
 
 class BlockPool:
@@ -45,14 +45,15 @@ class BlockPool:
         return self._references[block]
 
     def cached_blocks(self) -> Iterable[int]:
-        """Those that nobody holds and that can be found again."""
+        """Blocks that nobody holds and that can be found again."""
         return self._cached
 
     def is_findable(self, block: int) -> bool:
         return bool(self._findable[block])
 
     def allocate(self) -> int:
-        """A block for one holder. A cached block is given up only when no free one is left, the stalest first."""
+        """Returns a block for one holder. A cached block is given up only if no free one is left, the least recently
+        used first."""
         if self._free:
             block = self._free.pop()
         else:
@@ -63,7 +64,7 @@ class BlockPool:
         return block
 
     def allocate_many(self, count: int) -> list[int]:
-        """`count` blocks, each as `allocate` gives it."""
+        """Returns `count` blocks, each as `allocate` gives it."""
         if count > len(self._free):
             return [self.allocate() for _ in range(count)]
         first = len(self._free) - count
@@ -75,14 +76,14 @@ class BlockPool:
         return blocks
 
     def retain(self, block: int) -> None:
-        """One holder more for a block that was found in the prefix index."""
+        """Counts one holder more for a block that was found in the prefix index."""
         if self._references[block] == 0:
             del self._cached[block]  # a free block cannot be found, so it must be here
         self._references[block] += 1
 
     def release(self, block: int) -> None:
-        """One holder less. Release a sequence's blocks tail first, so that tails are evicted before heads: a prefix
-        is of use without its tail, a tail is not without its head."""
+        """Counts one holder less. Release a sequence's blocks tail first, so that tails are evicted before heads: a
+        prefix is of use without its tail, but a tail is of no use without its head."""
         if self._references[block] == 0:
             raise ConservationError(f"block {block} was released more often than it was taken")
         self._references[block] -= 1
@@ -93,7 +94,7 @@ class BlockPool:
                 self._free.append(block)
 
     def release_many(self, blocks: Iterable[int]) -> None:
-        """The same for each, in this order."""
+        """Releases each of these blocks, in this order."""
         references, findable = self._references, self._findable
         for block in blocks:
             if references[block] != 1:
@@ -106,27 +107,28 @@ class BlockPool:
                 self._free.append(block)
 
     def mark_findable(self, block: int) -> None:
-        """The prefix index now has an entry for this referenced block."""
+        """Called when the prefix index has an entry for this referenced block."""
         self._findable[block] = 1
 
     def make_stalest(self, block: int) -> None:
-        """Of those that nobody holds this one is given up next."""
+        """Makes this block the next to be given up, if nobody holds it."""
         if block in self._cached:
             self._cached.move_to_end(block, last=False)
 
     def mark_lost(self, block: int) -> None:
-        """The prefix index dropped its entry for this block."""
+        """Called when the prefix index dropped its entry for this block."""
         self._findable[block] = 0
         if self._references[block] == 0:
             del self._cached[block]
             self._free.append(block)
 
     def cached_latest_first(self) -> list[int]:
-        """Blocks that nobody holds and that can be found; of one sequence, heads before tails."""
+        """Returns blocks that nobody holds and that can be found, the latest first: of one sequence, heads before
+        tails."""
         return list(reversed(self._cached))
 
     def evict_cached(self) -> None:
-        """Give up everything that is kept only in case it is found again."""
+        """Gives up every block that is kept only because it may be found again."""
         while self._cached:
             block, _ = self._cached.popitem(last=False)
             self._findable[block] = 0
@@ -134,7 +136,8 @@ class BlockPool:
             self._free.append(block)
 
     def check(self, held: Mapping[int, int]) -> None:
-        """`held`: how many tables hold each block. Raises when the pool's own books say otherwise."""
+        """Compares the pool with `held`, which says how many tables hold each block. Raises ConservationError if they
+        differ."""
         free = set(self._free)
         if len(free) != len(self._free):
             raise ConservationError("a block is in the free stack twice")

@@ -1,9 +1,10 @@
-"""KVLedger: the scheduler's only door to KV space: match, begin, reserve, commit, release, check. It keeps one pool a
-KV group and one block table a group and running sequence, and the prefix index over them. Touches no tensor.
+"""KVLedger is the scheduler's only way to KV space: match, begin, reserve, commit, release, check. It keeps one pool
+for each KV group, one block table for each group and running sequence, and the prefix index over them. Touches no
+tensor.
 
-A layer that keeps a state of fixed size has a group of slots: one a sequence, taken with its first blocks, given back
-with them. What a state was some tokens ago cannot be read from it, so a prefix is found again where a snapshot was
-taken, in one more slot of the group (`snapshots.py`).
+A layer that keeps a state of fixed size has a group of slots. A sequence has one slot, which it takes with its first
+blocks and gives back with them. A state does not tell what it was some tokens ago. So a prefix is found again only
+where a snapshot was taken, in one more slot of the group (`snapshots.py`).
 
 Blocks may be reused as soon as they are released, even while a launched step still reads or writes them: a backend runs
 steps in launch order, so a block's next owner cannot touch it before that step is done."""
@@ -31,7 +32,7 @@ from twostroke.kv.snapshots import SNAPSHOT_TOKENS, Snapshots
 from twostroke.kv.tiers.tiers import KVTiers
 
 _ANY_LENGTH = 1 << 62
-"""More positions than any sequence has: a state has room for them all."""
+"""A number of positions that no sequence reaches. A state has room for all positions of its sequence."""
 
 
 class KVLedger:
@@ -47,7 +48,8 @@ class KVLedger:
         snapshot_tokens: int = SNAPSHOT_TOKENS,
     ) -> None:
         """`explains`: remember what was cached, so that `prefix_break` can say why a prompt was not found. `tiers`:
-        where blocks go that the device gives up. `snapshot_tokens`: between two snapshots of a sequence's states."""
+        take the blocks that the device gives up. `snapshot_tokens`: how far apart two snapshots of a sequence's states
+        are."""
         self.layout = layout
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
         self.tiers = tiers
@@ -59,16 +61,16 @@ class KVLedger:
         self._matcher = PrefixMatcher(layout, self.index, self._chains)
         self._first_needed = self._matcher.first_needed
         self.ahead = LookAhead(layout, self.pools, self._first_needed)
-        """What is still to be taken, for whoever decides on admission."""
+        """Predicts which blocks are still to be taken, for admission."""
         self._of_tokens = tuple(number for number, group in enumerate(layout.groups) if not group.is_state)
         self.states: Snapshots | None = None
-        """None: no group is one of states."""
+        """None means that there is no group of states."""
         if len(self._of_tokens) < len(layout.groups):
             self.states = Snapshots(layout, self.pools, self.index, self._chains, snapshot_tokens)
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
         self.handing = self._handing()
-        """Of prompts to and from other engines; None: there are none."""
+        """Prompts that come from other engines or go to them. None means that there are none."""
 
     def _handing(self) -> Handing | None:
         if self.tiers is None or self.tiers.peers is None:
@@ -81,23 +83,25 @@ class KVLedger:
 
     @property
     def max_total_tokens(self) -> int | None:
-        """The most tokens that one sequence alone can grow to; None: no bound, every group has a window that fits."""
+        """The most tokens that one sequence alone can grow to. None means no limit: every group has a window that
+        fits."""
         return max_total_tokens(self.layout)
 
     # Finding
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """The longest prefix that every group can serve from the device, always at least one token short of the known
-        tokens, so that something is left to compute."""
+        """Returns the longest prefix that every group can serve from the device. It is always at least one token short
+        of the known tokens, so that something is left to compute."""
         return self._matcher.match(sequence)
 
     def recall(self, sequence: Sequence, match: PrefixMatch) -> PrefixMatch | None:
-        """The same with what tiers have, where that is longer and loading it pays; None: some of it is on its way from
-        disk to host memory, and `tiers.is_fetching` says until when."""
+        """Returns the same match, or a longer one with what tiers have, if loading that pays. None means that some of
+        it is on its way from disk to host memory; `tiers.is_fetching` says until when."""
         return match if self.tiers is None else recalled(self._matcher, self.tiers, sequence, match)
 
     def prefix_break(self, sequence: Sequence, match: PrefixMatch) -> PrefixBreak | None:
-        """Where the prompt left what is cached, and why; None where it did not, or was not to be found."""
+        """Returns where the prompt stopped matching what is cached, and why. None means that it did not, or that it was
+        not to be looked for."""
         if match.num_known > match.num_tokens and self._chains.is_shared(sequence):
             return PrefixBreak(match.num_tokens, "state", match.num_known - match.num_tokens)
         return self._chains.prefix_break(sequence, match.num_tokens)
@@ -105,7 +109,7 @@ class KVLedger:
     # Taking and giving back
 
     def begin(self, sequence: Sequence, match: PrefixMatch) -> None:
-        """Open the sequence's tables with the matched blocks."""
+        """Opens the sequence's tables with the matched blocks."""
         for pool, table in zip(self.pools, match.tables, strict=True):
             for block in table:
                 if block is not None:
@@ -125,7 +129,7 @@ class KVLedger:
         self._holdings[sequence.seq_id] = holding
 
     def _load(self, sequence: Sequence, match: PrefixMatch, tables: tuple[list[int | None], ...]) -> None:
-        """Blocks of the device for what host memory has. They count as computed, and can be found: a backend runs
+        """Takes blocks of the device for what host memory has. They count as computed, and can be found: a backend runs
         copies in launch order, too, and a step waits for those that it reads."""
         assert self.tiers is not None
         for load in match.loads:
@@ -135,7 +139,7 @@ class KVLedger:
             block = self.pools[number].allocate()
             self.tiers.load(kept, block)
             if self.layout.groups[number].is_state:
-                tables[number][0] = block  # its own slot: it changes with the next token, and host memory keeps it
+                tables[number][0] = block  # its own slot: it changes with the next token; host memory keeps its copy
                 continue
             tables[number][index] = block
             entry = self.index.find_or_add(chain[index + 1])
@@ -149,7 +153,7 @@ class KVLedger:
                 self.pools[number].mark_findable(block)
 
     def room(self, sequence: Sequence) -> int:
-        """The position up to which `reserve` would succeed now."""
+        """Returns the position up to which `reserve` would succeed now."""
         rooms, block_size = [], self.layout.block_size
         holding = self._holdings[sequence.seq_id]
         for number, (group, table) in enumerate(zip(self.layout.groups, holding.tables, strict=True)):
@@ -158,8 +162,8 @@ class KVLedger:
         return min(rooms)
 
     def reserve(self, sequence: Sequence, end: int) -> tuple[BlockGrant, ...] | None:
-        """Blocks for every position below `end`: all, and what the backend has not been told of yet; or None, and
-        nothing is taken."""
+        """Takes blocks for every position below `end`, and returns those that the backend has not been told of yet.
+        Returns None, and takes nothing, if there are too few."""
         holding = self._holdings[sequence.seq_id]
         if end <= holding.end:
             return ()
@@ -186,14 +190,15 @@ class KVLedger:
         return tuple(grants)
 
     def _available(self, sequence: Sequence, number: int) -> int:
-        """Blocks of a group that a running sequence could take."""
+        """Returns how many blocks of a group a running sequence could take."""
         available = self.pools[number].num_available
         if available or self.states is None or number in self._of_tokens:
             return available
         return int(self.states.lent(sequence, number) is not None)
 
     def _borrow(self, sequence: Sequence, number: int) -> int:
-        """No slot is left but the snapshot that its state begins from: that becomes its own, and is found no more."""
+        """Gives a sequence the snapshot that its state begins from as its own slot, since no other is left. The
+        snapshot can be found no more."""
         assert self.states is not None
         slot = self.states.lent(sequence, number)
         assert slot is not None
@@ -203,9 +208,9 @@ class KVLedger:
         return slot
 
     def commit(self, sequence: Sequence) -> None:
-        """The KV of positions below `num_computed` is written: enter the new full blocks, and the snapshots that were
-        due so far, in the index, and release blocks behind the window. Queries in flight and to come are all at
-        `num_computed` or later."""
+        """Takes note that the KV of positions below `num_computed` is written. Enters the new full blocks, and the
+        snapshots that were due so far, in the index, and releases blocks behind the window. Queries in flight and to
+        come are all at `num_computed` or later."""
         holding = self._holdings[sequence.seq_id]
         if sequence.num_computed < holding.commits_at:
             return
@@ -235,7 +240,7 @@ class KVLedger:
                 self._chains.extend(chain, sequence)
             node = chain[index + 1]
             if not groups:
-                continue  # there are states alone: it is named where a snapshot is taken
+                continue  # all groups are of states: a node is entered only where a snapshot is taken
             entry = prefixes.find_or_add(node)
             if entry is None:
                 continue  # a collision: this block stays private
@@ -264,14 +269,14 @@ class KVLedger:
         return self.tiers is not None and self.tiers.peers is not None and self.tiers.peers.is_busy
 
     def hand_on(self, sequence: Sequence, *, went_well: bool) -> Handoff | None:
-        """It is about to end, and another engine would take its prompt: what that one is told."""
+        """Returns what another engine, which takes this prompt, is told. Called before the sequence ends."""
         holding = self._holdings.get(sequence.seq_id)
         tables = None if holding is None else holding.tables
         return None if self.handing is None else self.handing.end(sequence, tables, went_well=went_well)
 
     def release(self, sequence: Sequence, *, tainted: bool = False) -> None:
-        """Give back every block. What is in the index stays findable until evicted, unless its content is `tainted`:
-        then no other sequence may find it."""
+        """Gives back every block. What is in the index can be found until it is evicted, unless its content is
+        `tainted`: then no other sequence may find it."""
         holding = self._holdings.pop(sequence.seq_id)
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
             held = [block for block in table[holding.first_held[number] :] if block is not None]
@@ -283,8 +288,8 @@ class KVLedger:
             self.taint(sequence)
 
     def taint(self, sequence: Sequence) -> None:
-        """No other sequence may find what this one wrote: nor what has fallen behind a window since, or was written
-        before a preemption, which it does not hold any more."""
+        """Lets no other sequence find what this one wrote. That includes blocks that it no longer holds: those that
+        have fallen behind a window, or were written before a preemption."""
         for node in self._chains.of(sequence)[1:]:
             if self.tiers is not None:
                 self.tiers.forget(node)
@@ -296,8 +301,8 @@ class KVLedger:
                     self.pools[number].mark_lost(block)
 
     def taint_ended(self, failed: Iterable[Sequence]) -> None:
-        """The same for those of them that had ended, and were retired, before it was known: their blocks are named
-        anew."""
+        """Taints those of the failed sequences that had ended and were retired before the fault was known. Their chains
+        are made again for that."""
         for sequence in failed:
             if sequence.is_finished:
                 chain = self._chains.of(sequence)
@@ -307,11 +312,11 @@ class KVLedger:
                 self.retire(sequence)
 
     def retire(self, sequence: Sequence) -> None:
-        """The sequence is finished and released: drop what was kept for its return."""
+        """Drops what was kept for a sequence's return, once it is finished and released."""
         self._chains.forget(sequence)
 
     def clear_prefixes(self) -> None:
-        """Forget every block that nobody holds, in every tier: a prefix is then found only where a running sequence
+        """Forgets every block that nobody holds, in every tier. A prefix is then found only where a running sequence
         has it."""
         if self.tiers is not None:
             self.tiers.is_open = False  # what is forgotten now is not to be kept
@@ -328,12 +333,12 @@ class KVLedger:
     # Copies between the device and host memory
 
     def copies(self, step_id: int) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
-        """The spills and loads that the next step carries."""
+        """Returns the spills and loads that the next step carries."""
         return ((), ()) if self.tiers is None else self.tiers.launch(step_id)
 
     def copies_failed(self, step: Step, *, launched: bool) -> set[int]:
-        """A step raised: its copies may not have been made. Where it was never launched, the next one makes its loads.
-        Returns the sequences that hold a block which was to be loaded, and may not have been."""
+        """Called when a step raised: its copies may not have been made. If it was never launched, the next step makes
+        its loads. Returns the sequences that hold a block which was to be loaded, and may not have been."""
         if self.tiers is None:
             return set()
         lost = {(group, block) for group, block, _ in self.tiers.failed(step, launched=launched)}
@@ -350,12 +355,12 @@ class KVLedger:
     # Looking ahead, for admission
 
     def blocks_to_come(self, sequence: Sequence, end: int, max_chunk: int) -> list[int]:
-        """One a group: blocks that a running sequence will still take to be computed up to `end`."""
+        """Returns, for each group, how many blocks a running sequence will still take to be computed up to `end`."""
         return self.ahead.blocks_to_come(self._holdings[sequence.seq_id], end, max_chunk)
 
     def num_shared(self, sequence: Sequence) -> int:
-        """Of a running sequence's tokens, those at the beginning whose blocks others hold, too, in every group, as far
-        as its last snapshot: if it loses its own, these stay."""
+        """Returns how many tokens at the beginning of a running sequence are in blocks that others hold, too, in every
+        group, up to its last snapshot. If the sequence loses its own blocks, these stay."""
         block_size = self.layout.block_size
         shared = num_shared(self._holdings[sequence.seq_id], self._of_tokens, self.pools) * block_size
         if self.states is not None:
@@ -363,8 +368,9 @@ class KVLedger:
         return min(shared, len(sequence.tokens) - 1)
 
     def num_coming_back(self, sequence: Sequence) -> tuple[int, float]:
-        """Of a running sequence's tokens, those that need not be computed again if it loses its blocks: what others
-        hold, too, and behind that what tiers hold; and the predicted seconds to load the latter, if that pays."""
+        """Returns how many tokens of a running sequence need not be computed again if it loses its blocks, and the
+        predicted seconds to load them. They are those that others hold, too, and those behind them that tiers hold, if
+        loading these pays."""
         shared = self.num_shared(sequence)
         if self.tiers is None or self.states is not None:
             return shared, 0.0
@@ -373,12 +379,12 @@ class KVLedger:
     # Looking on
 
     def block_runs(self) -> tuple[list[BlockRun], ...]:
-        """One a group: every block, as runs of neighbours of the same kind and holder."""
+        """Returns, for each group, every block, as runs of neighbours of the same kind and holder."""
         tables = {seq_id: holding.tables for seq_id, holding in self._holdings.items()}
         return tuple(group_runs(number, pool, tables, self.states) for number, pool in enumerate(self.pools))
 
     def slot_runs(self) -> tuple[list[BlockRun], ...]:
-        """One a group: every slot of host memory, likewise; none where there are no tiers."""
+        """Returns, for each group, every slot of host memory as such runs. It is empty if there are no tiers."""
         return () if self.tiers is None else tuple(slot_runs(self.tiers, group) for group in range(len(self.pools)))
 
     # Proof
@@ -387,7 +393,7 @@ class KVLedger:
         return self._holdings.get(sequence.seq_id)
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Prove conservation, given every sequence that holds blocks; raises ConservationError."""
+        """Proves conservation, given every sequence that holds blocks. Raises ConservationError."""
         from twostroke.kv.conservation import check
 
         check(self, list(running), self._holdings)

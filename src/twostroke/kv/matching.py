@@ -1,6 +1,6 @@
-"""The longest prefix of a sequence that can be had without computing it: what the device holds, or device, host memory
-and disk together. A full group needs all blocks of a prefix, a window only those still readable, and a group of states
-a snapshot taken where the prefix ends. Changes nothing."""
+"""Finds the longest prefix of a sequence that need not be computed: what the device holds, or what device, host memory
+and disk hold together. A full group needs all blocks of a prefix, a window only those that can still be read, and a
+group of states a snapshot taken where the prefix ends. Changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MatchedLoad(NamedTuple):
 
 
 class MatchedFetch(NamedTuple):
-    """The same that only the disk has."""
+    """A block of the prefix that only the disk has."""
 
     node: PrefixNode
     group: int
@@ -36,20 +36,21 @@ class MatchedFetch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest reusable prefix. Good until the next change of the ledger."""
+    """The longest reusable prefix. It is valid until the next change of the ledger."""
 
     num_tokens: int
     tables: tuple[tuple[int | None, ...], ...]
-    """An entry is None behind a window, and where a block is to be loaded. Of states a sequence's own slot, if one was
-    found that is to be loaded into it."""
+    """The block table of each group. An entry is None if it is behind a window, or if its block is to be loaded. In a
+    group of states the table has one entry, for the sequence's own slot, if a state is to be loaded into it."""
     states: tuple[int | None, ...] = ()
-    """One a group of states: the snapshot behind these tokens; None where it is to be loaded. Empty: there is none."""
+    """The snapshot behind these tokens, for each group of states. An entry is None if it is to be loaded. Empty means
+    that there is no snapshot."""
     num_known: int = 0
-    """Where there are states: as many tokens as could be had if no snapshot were needed."""
+    """If the model has states, the tokens that could be had if no snapshot were needed."""
     loads: tuple[MatchedLoad, ...] = ()
     fetches: tuple[MatchedFetch, ...] = ()
     num_passed_by: int = 0
-    """Further tokens that tiers have, and that are predicted to be computed faster than they are loaded."""
+    """Further tokens that tiers have, and that are predicted to be computed faster than loaded."""
 
     def num_loads(self, group: int) -> int:
         return sum(load.group == group for load in self.loads)
@@ -67,7 +68,8 @@ class PrefixMatcher:
         return self._layout.block_size
 
     def first_needed(self, group: KVGroup, position: int) -> int:
-        """The first block that a query at `position` or later can read; of states, the one with the snapshot."""
+        """Returns the first block that a query at `position` or later can read. In a group of states it is the block
+        with the snapshot."""
         if group.is_state:
             return max(0, position // self._layout.block_size - 1)
         if group.window is None:
@@ -75,13 +77,13 @@ class PrefixMatcher:
         return max(0, position - group.window + 1) // self._layout.block_size
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """What the device holds; always at least one token short of the known tokens, so that something is left to
-        compute."""
+        """Returns what the device holds. It is always at least one token short of the known tokens, so that something
+        is left to compute."""
         return self._match_in_full(sequence) if self._is_plain else self._match(sequence)
 
     def match_beyond(self, sequence: Sequence, tiers: KVTiers, *, with_disk: bool) -> PrefixMatch:
-        """The same of the device and the tiers behind it, as long as host memory has room for what is to be fetched
-        beside what it has of it."""
+        """Returns what the device and the tiers behind it hold, as long as host memory has room for what must be
+        fetched beside what it already holds of the prefix."""
         return self._match(sequence, tiers, with_disk)
 
     def _match(self, sequence: Sequence, tiers: KVTiers | None = None, with_disk: bool = False) -> PrefixMatch:
@@ -90,7 +92,7 @@ class PrefixMatcher:
         chain = self._chains.of(sequence)
         rows: list[list[int | Kept | Found | None]] = []
         ends = [0]  # lengths, in blocks, that every group can serve
-        num_known = 0  # the longest that all can serve but for states
+        num_known = 0  # the longest that all groups but those of states can serve
         run_starts = [0] * len(groups)  # where the unbroken run of present blocks that ends here began
         for index in range((len(sequence.tokens) - 1) // block_size):
             node, entry = self._named(chain, index + 1, sequence)
@@ -130,7 +132,7 @@ class PrefixMatcher:
     def _ends_with_room(
         self, ends: list[int], rows: list[list[int | Kept | Found | None]], tiers: KVTiers
     ) -> list[int]:
-        """Those of them for which host memory holds all that comes from it and through it at once."""
+        """Returns those of the ends for which host memory can hold at once all that comes from it and through it."""
         for number, group in enumerate(self._layout.groups):
             fetched, held = [0], [0]  # up to each place
             for row in rows[: ends[-1]]:
@@ -175,8 +177,8 @@ class PrefixMatcher:
         return PrefixMatch(num_tokens, tuple(tables), tuple(states), known, tuple(loads), fetches)
 
     def _match_in_full(self, sequence: Sequence) -> PrefixMatch:
-        """What the device holds, where no group has a window: blocks as long as every group has them. A prompt of a
-        thousand tokens waits for this loop."""
+        """Returns what the device holds, for models without windows and states: blocks as long as every group has them.
+        A prompt of a thousand tokens waits for this loop."""
         block_size, find, chain = self._layout.block_size, self._index.find, self._chains.of(sequence)
         found: list[list[int | None]] = []
         for index in range(1, (len(sequence.tokens) - 1) // block_size + 1):
@@ -202,7 +204,7 @@ class PrefixMatcher:
 
 
 def _adopt(chain: list[PrefixNode], place: int, node: PrefixNode) -> PrefixNode:
-    """Take a node that names the same prefix: chains that share nodes are compared in one step."""
+    """Puts a node that names the same prefix into the chain. Chains that share nodes are compared in one step."""
     chain[place] = node
     if place + 1 < len(chain):
         chain[place + 1].parent = node

@@ -1,5 +1,5 @@
-"""From a prefix of tokens to the blocks that hold its KV. A block is named by a keyed hash chained over all blocks
-before it, and a hit is believed only after the whole prefix was compared: a collision is a miss, never a wrong answer.
+"""Finds the blocks that hold the KV of a prefix of tokens. A block is named by a keyed hash chained over all blocks
+before it. A hit is believed only after the whole prefix was compared: a collision is a miss, never a wrong answer.
 Knows nothing of reference counts: the ledger keeps pools and index in step."""
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ DIGEST_BYTES = 16
 KEY_BYTES = 32
 
 Digest = Callable[[bytes, tuple[int, ...]], bytes]
-"""Names a block by the name of what lies before it and its tokens; a namespace, by itself and no tokens."""
+"""Names a block by the name of what lies before it and by its tokens. A namespace is named by its own bytes and no
+tokens."""
 
 
 def keyed_digest(key: bytes) -> Digest:
-    """Without the key nobody can choose prompts whose hashes collide, or learn a prompt from a hash."""
+    """Returns a digest that needs the key. Without the key nobody can choose prompts whose hashes collide, or learn a
+    prompt from a hash."""
 
     begun = blake2b(key=key, digest_size=DIGEST_BYTES)  # the key is worked in once
 
@@ -32,13 +34,14 @@ def keyed_digest(key: bytes) -> Digest:
 
 
 def quick_digest(before: bytes, tokens: tuple[int, ...]) -> bytes:
-    """A quarter of the time, for prompts that nobody sent. A collision is a miss in any case."""
+    """A digest that takes a quarter of the time, for prompts that nobody sent, as in simulations. A collision is a miss
+    in any case."""
     return hash((before, tokens)).to_bytes(8, "little", signed=True)
 
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """One full block of a prefix, with the prefix before it; a root has no parent and no tokens."""
+    """One full block of a prefix, linked to the prefix before it. A root has no parent and no tokens."""
 
     digest: bytes
     parent: PrefixNode | None
@@ -46,8 +49,8 @@ class PrefixNode:
     namespace: str
 
     def same_prefix(self, other: PrefixNode) -> bool:
-        """Whether both name the same tokens in the same namespace. Chains that met once share their nodes (the ledger
-        adopts the index's), so this rarely walks more than one link."""
+        """Whether both name the same tokens in the same namespace. Chains that met once share their nodes, because the
+        ledger adopts the index's, so this rarely walks more than one link."""
         mine, theirs = self, other
         while mine is not theirs:
             if mine.tokens != theirs.tokens or mine.digest != theirs.digest:
@@ -62,19 +65,19 @@ class PrefixNode:
 class PrefixEntry:
     node: PrefixNode
     blocks: list[int | None]
-    """One a KV group: the block that holds this prefix's last `block_size` tokens, if the group still has it."""
+    """For each KV group, the block that holds this prefix's last `block_size` tokens, if the group still has it."""
 
 
 class PrefixListener(Protocol):
-    """Told of every change, within the step that makes it: it notes, and returns at once."""
+    """Is told of every change, within the step that makes it. So it only notes the change, and returns at once."""
 
     def stored(self, node: PrefixNode, group: int) -> None:
-        """This prefix's last block can be found in this group from now on."""
+        """Called when this prefix's last block can be found in this group from now on."""
 
     def removed(self, node: PrefixNode, group: int) -> None: ...
 
     def cleared(self) -> None:
-        """Nothing can be found any more."""
+        """Called when nothing can be found any more."""
 
 
 class PrefixIndex:
@@ -89,11 +92,12 @@ class PrefixIndex:
         return len(self._entries)
 
     def root(self, namespace: str) -> PrefixNode:
-        """Where the chains of a namespace begin: chains of two namespaces never meet."""
+        """Returns the node that the chains of a namespace begin with. Chains of two namespaces never meet."""
         return PrefixNode(self._digest(namespace.encode(), ()), None, (), namespace)
 
     def child(self, parent: PrefixNode, tokens: tuple[int, ...], digest: bytes | None = None) -> PrefixNode:
-        """Hash one more full block: once, for all groups; or not at all where its digest is known."""
+        """Returns the node of one more full block. It is hashed once for all groups, or not at all if its digest is
+        known."""
         if digest is None:
             digest = self._digest(parent.digest, tokens)
         elif (entry := self._entries.get(digest)) is not None:
@@ -107,8 +111,8 @@ class PrefixIndex:
         return entry if entry is not None and entry.node.same_prefix(node) else None
 
     def find_or_add(self, node: PrefixNode) -> PrefixEntry | None:
-        """The entry for this prefix; the caller places a block in a new one at once. None when another prefix has the
-        same hash: the first one keeps its place."""
+        """Returns the entry for this prefix. If it is new, the caller places a block in it at once. None means that
+        another prefix has the same hash: the first one keeps its place."""
         entry = self._entries.get(node.digest)
         if entry is not None:
             return entry if entry.node is node or entry.node.same_prefix(node) else None
@@ -122,7 +126,7 @@ class PrefixIndex:
             self.listener.stored(entry.node, group)
 
     def remove(self, group: int, block: int) -> None:
-        """Forget one group's block; the entry goes with its last block."""
+        """Forgets one group's block. An entry goes with its last block."""
         entry = self._of_block[group].pop(block)
         entry.blocks[group] = None
         if entry.blocks.count(None) == self._num_groups:

@@ -1,5 +1,5 @@
-"""Whether a waiting sequence's prefix comes back from host memory and disk, or is computed again: per request, by what
-each is predicted to take."""
+"""Decides for each request whether its prefix comes back from host memory and disk or is computed again, by what each
+is predicted to take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twostroke.kv.tiers.tiers import KVTiers
 
 
 def recalled(matcher: PrefixMatcher, tiers: KVTiers, sequence: Sequence, match: PrefixMatch) -> PrefixMatch | None:
-    """See `KVLedger.recall`. `match`: what the device holds."""
+    """See `KVLedger.recall`. `match` is what the device holds."""
     if not len(tiers.host) and tiers.disk is None:
         return match
     with_disk, passed_by = tiers.may_fetch(sequence.seq_id), 0
@@ -32,8 +32,8 @@ def recalled(matcher: PrefixMatcher, tiers: KVTiers, sequence: Sequence, match: 
             return _passing_by(longer if pays else match, passed_by)
         if pays:
             for load in reversed(longer.loads):
-                tiers.host.touch(load.kept)  # nor shall what comes later take their slots soon
-                tiers.host.pin(load.kept)  # what is fetched shall not take their slots
+                tiers.host.touch(load.kept)  # so that what comes later does not take their slots soon
+                tiers.host.pin(load.kept)  # so that what is fetched does not take their slots
             is_fetched = tiers.fetch(sequence.seq_id, longer.fetches)
             for load in longer.loads:
                 tiers.host.unpin(load.kept)
@@ -43,25 +43,25 @@ def recalled(matcher: PrefixMatcher, tiers: KVTiers, sequence: Sequence, match: 
 
 
 def _passing_by(match: PrefixMatch, end: int) -> PrefixMatch:
-    """A match behind which tiers have more, up to `end`, that did not pay."""
+    """Returns a match that notes how far, up to `end`, tiers have more that did not pay."""
     return replace(match, num_passed_by=end - match.num_tokens) if end > match.num_tokens else match
 
 
 def lacks_blocks(match: PrefixMatch, sequence: Sequence, block_size: int) -> bool:
-    """Whether whole blocks of what is known could be had, and are nowhere."""
+    """Whether some whole blocks of the known tokens are nowhere to be found."""
     return match.num_tokens // block_size < (len(sequence.tokens) - 1) // block_size
 
 
 def load_seconds(tiers: KVTiers, match: PrefixMatch) -> float:
-    """Predicted: the way from disk, and that of all to the device."""
+    """Returns the predicted seconds to bring blocks from disk to host memory, and all of them to the device."""
     fetched = sum(found.record.payload_bytes for _, _, found in match.fetches)
     loaded = sum(tiers.block_bytes[load.group] for load in match.loads)
     return tiers.worth.disk_seconds(fetched) + (fetched + loaded) / tiers.blocks.load_bytes_per_s
 
 
 def kept_behind(tiers: KVTiers, chain: Series[PrefixNode], num_blocks: int) -> tuple[int, float]:
-    """Of a chain, the blocks behind its first `num_blocks` that tiers hold in every group, and the predicted seconds to
-    load them. For a price: by their names alone, no tokens are compared."""
+    """Returns how many blocks of a chain, behind its first `num_blocks`, tiers hold in every group, and the predicted
+    seconds to load them. They are found by their names alone, without comparing tokens, which is enough for a price."""
     groups, fetched, loaded, place = range(len(tiers.block_bytes)), 0, 0, num_blocks + 1
     while place < len(chain):
         node = chain[place]
@@ -78,7 +78,7 @@ def kept_behind(tiers: KVTiers, chain: Series[PrefixNode], num_blocks: int) -> t
 def coming_back(
     tiers: KVTiers, sequence: Sequence, chain: Series[PrefixNode], num_shared: int, block_size: int
 ) -> tuple[int, float]:
-    """See `KVLedger.num_coming_back`. `num_shared`: its tokens that others hold, too."""
+    """See `KVLedger.num_coming_back`. `num_shared` is how many of its tokens others hold, too."""
     num_blocks, load_s = kept_behind(tiers, chain, num_shared // block_size)
     num_tokens = min(num_blocks * block_size, len(sequence.tokens) - 1 - num_shared)
     if num_tokens <= 0 or not tiers.worth.loads(num_shared, num_tokens, load_s):
@@ -87,7 +87,7 @@ def coming_back(
 
 
 def tier_tokens(match: PrefixMatch, block_size: int) -> TierTokens:
-    """Of a match, the tokens by the tier that they come from: a block counts where its slowest part was."""
+    """Returns how many tokens of a match come from each tier. A block counts where its slowest part was."""
     blocks = {load.place: "" for load in match.loads}
     for load in match.loads:
         blocks[load.place] = load.kept.origin or blocks[load.place]

@@ -1,9 +1,10 @@
-"""Snapshots: states as they were behind some of a prefix's blocks, kept in slots beside those that running sequences
-work in, and named by the prefix index at the block where they were taken. Decides where they are taken, and says which
-copies a step makes for that. Touches no state.
+"""Snapshots are copies of states as they were behind some of a prefix's blocks. They lie in slots beside those that
+running sequences work in, and the prefix index names them at the block where they were taken. Decides where they are
+taken, and says which copies a step makes for that. Touches no state.
 
-A running sequence's own slot comes first: a snapshot takes what is left, the stalest one's slot if need be. Whether a
-step went well is known later: a snapshot can be found once its sequence is committed that far."""
+The own slots of running sequences come first: a snapshot takes a slot that is left, if need be that of the least
+recently used snapshot. Whether a step went well is known later. So a snapshot can be found once its sequence is
+committed that far."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import PrefixIndex, PrefixNode
 
 SNAPSHOT_TOKENS = 128
-"""Between two snapshots of a sequence, at least. Each costs a copy of all its states, and in a prompt a chunk more."""
+"""The least number of tokens between two snapshots of a sequence. Each costs a copy of all its states, and in a prompt
+one more chunk."""
 
 
 class DueSave(NamedTuple):
@@ -30,28 +32,28 @@ class DueSave(NamedTuple):
 
     length: int
     slots: tuple[int, ...]
-    """One a group of states."""
+    """The slot in each group of states."""
     is_stop: bool
-    """Others are likely to come back to it."""
+    """Whether others are likely to come back to it."""
 
 
 @dataclass(slots=True)
 class Keeping:
-    """What one running sequence has to do with snapshots."""
+    """The snapshots that one running sequence begins from, takes and has taken."""
 
     last: int
-    """The longest of its prefixes that a snapshot was found of, or was to be taken of."""
+    """The length of the longest of its prefixes that has a snapshot, or is to have one."""
     takes: bool
     """Whether anybody else could come back to its prefixes."""
     stops: tuple[int, ...] = ()
-    """Lengths of its prompt, growing, behind which a snapshot is wanted: a chunk ends there."""
+    """Lengths of its prompt, growing, behind which a snapshot is wanted. A chunk ends at each of them."""
     sources: tuple[int | None, ...] = ()
-    """One a group: snapshots that its states begin from, held until a step copies them. None where its own slot is
-    loaded; empty: its states begin with nothing, or have begun."""
+    """For each group, the snapshot that its state begins from, held until a step copies it. An entry is None if the
+    sequence's own slot is loaded. Empty means that its states begin with nothing, or have begun."""
     dues: list[DueSave] = field(default_factory=list)
-    """Growing."""
+    """The snapshots that are due, by growing length."""
     passed: tuple[PrefixNode, tuple[int, ...]] | None = None
-    """Its latest snapshot, if that is no stop: the next one makes it dispensable."""
+    """The node and slots of its latest snapshot, if that is no stop. The next snapshot makes it dispensable."""
 
 
 class Snapshots:
@@ -69,7 +71,8 @@ class Snapshots:
         self._least_tokens = max(least_tokens, layout.block_size)
         self._restores: list[StateRestore] = []
         self._copied: list[tuple[int, int]] = []
-        """Groups, and snapshots of theirs that the step to come restores from, held until it is complete."""
+        """Groups, and the snapshots in them that the next step restores from. They are held until the step is
+        complete."""
         self._keepings: dict[int, Keeping] = {}
 
     # A sequence begins and ends
@@ -79,14 +82,14 @@ class Snapshots:
             if slot is not None:
                 pool.retain(slot)
         last = match.num_tokens
-        is_wanted = sequence.request.sampling.n > 1 or bool(sequence.request.lease_id)  # by somebody who is known
+        is_wanted = sequence.request.sampling.n > 1 or bool(sequence.request.lease_id)  # siblings, or another engine
         takes = is_wanted or self._chains.is_shared(sequence)
         keeping = self._keepings[sequence.seq_id] = Keeping(last, takes, sources=match.states)
         if not takes:
             return
         stops = []
         if match.num_known - last >= self._least_tokens:
-            # All but the states of this much was there: prompts part here, and the next one will, too.
+            # Everything but states was found up to here. So prompts part here, and the next one will, too.
             stops.append(last := match.num_known)
         last_full = (len(sequence.tokens) - 1) // self._block_size * self._block_size
         if last_full - last >= (self._block_size if is_wanted else self._least_tokens):
@@ -94,13 +97,15 @@ class Snapshots:
         keeping.stops = tuple(stops)
 
     def lent(self, sequence: Sequence, number: int) -> int | None:
-        """The snapshot that it begins from, if that may become its own slot: nobody else is about to read it."""
+        """Returns the snapshot that a sequence begins from, if it may become the sequence's own slot: nobody else is
+        about to read it."""
         place = self.numbers.index(number)
         source = next(iter(self._keepings[sequence.seq_id].sources[place : place + 1]), None)
         return source if source is not None and self._pools[place].references(source) == 1 else None
 
     def open(self, sequence: Sequence, tables: Series[list[int | None]]) -> None:
-        """Its own slots are there: the step to come brings its states into them."""
+        """Called when a sequence has its own slots. The next step copies the snapshots that its states begin from into
+        them."""
         keeping = self._keepings[sequence.seq_id]
         for number, source in zip(self.numbers, keeping.sources, strict=False):
             target = tables[number][0]
@@ -110,7 +115,7 @@ class Snapshots:
         keeping.sources = ()
 
     def end(self, sequence: Sequence) -> None:
-        """Whatever it held is free, or can be found by others as before."""
+        """Releases what a sequence held for snapshots. It is free then, or can be found by others as before."""
         keeping = self._keepings.pop(sequence.seq_id)
         for pool, source in zip(self._pools, keeping.sources, strict=False):
             if source is not None:
@@ -125,8 +130,8 @@ class Snapshots:
     # A step is chosen
 
     def chunk_end(self, sequence: Sequence, start: int, end: int) -> int:
-        """Where a chunk that may reach `end` is to end: where a snapshot is wanted, or at the end of a block, if there
-        is one."""
+        """Returns where a chunk that may reach `end` is to end: where a snapshot is wanted, or else at the end of a
+        block, if there is one."""
         keeping = self._keepings[sequence.seq_id]
         if not keeping.takes:
             return end
@@ -135,7 +140,7 @@ class Snapshots:
         return whole if start < whole and end < sequence.prefill_len else end
 
     def of_chunk(self, sequence: Sequence, end: int) -> Iterable[StateSave]:
-        """What a step saves that has a chunk up to `end` of it."""
+        """Returns what a step saves that has a chunk of this sequence up to `end`."""
         keeping = self._keepings[sequence.seq_id]
         if end % self._block_size or not keeping.takes:
             return ()
@@ -148,7 +153,8 @@ class Snapshots:
         return self._save(sequence, self._due(keeping, end, is_stop))
 
     def of_slot(self, sequence: Sequence, slot: DecodeSlot) -> Iterable[StateSave]:
-        """The same of one that has a slot of it. Where drafts are in flight, it is not known where the slot begins."""
+        """Returns what a step saves that has a decode slot of this sequence. If drafts are in flight, it is not known
+        where the slot begins."""
         keeping = self._keepings[sequence.seq_id]
         most = slot.position + slot.num_queries
         if keeping.dues:
@@ -165,7 +171,7 @@ class Snapshots:
             yield from self._save(sequence, self._due(keeping, length, is_stop=False))
 
     def _due(self, keeping: Keeping, length: int, is_stop: bool) -> DueSave | None:
-        """None: every slot of a group is somebody's own, or such a snapshot."""
+        """Takes slots for a new snapshot. None means that a group has no slot left that could be taken."""
         if any(not pool.num_available for pool in self._pools):
             return None
         due = DueSave(length, tuple(pool.allocate() for pool in self._pools), is_stop)
@@ -186,8 +192,8 @@ class Snapshots:
         return entry is not None and all(entry.blocks[number] is not None for number in self.numbers)
 
     def restores(self) -> tuple[StateRestore, ...]:
-        """The step is complete: what it copies into sequences' own slots. What comes later is made behind that, so
-        these snapshots may go."""
+        """Returns the restores of a complete step: what it copies into sequences' own slots. Later steps run behind it,
+        so the snapshots that it copies from need not be held any longer."""
         restores = tuple(self._restores)
         for number, source in self._copied:
             self._pools[self.numbers.index(number)].release(source)
@@ -197,7 +203,8 @@ class Snapshots:
     # A step went well
 
     def settle(self, sequence: Sequence) -> None:
-        """Its tokens up to `num_computed` are computed, and named: what was due up to there can be found now."""
+        """Called when a sequence's tokens up to `num_computed` are computed and named. Snapshots that were due up to
+        there can be found from now on."""
         keeping = self._keepings[sequence.seq_id]
         while keeping.dues and keeping.dues[0].length <= sequence.num_computed:
             self._place(sequence, keeping, keeping.dues.pop(0))
@@ -206,7 +213,7 @@ class Snapshots:
         chain, place = self._chains.of(sequence), due.length // self._block_size
         entry = self._index.find_or_add(chain[place])
         is_new = entry is not None and all(entry.blocks[number] is None for number in self.numbers)
-        if entry is not None:  # else a collision: it stays private, and is of no use
+        if entry is not None:  # else there was a collision: it stays private, and is of no use
             chain[place] = entry.node
             for number, pool, slot in zip(self.numbers, self._pools, due.slots, strict=True):
                 if entry.blocks[number] is None:
@@ -217,8 +224,8 @@ class Snapshots:
         keeping.passed = (chain[place], due.slots) if is_new and not due.is_stop else None
 
     def _outdate(self, keeping: Keeping) -> None:
-        """Of a long prompt or answer many snapshots are taken, and the latest is of most use: the one before it is the
-        first to go."""
+        """Makes the snapshot before the latest one the first to be given up. A long prompt or answer has many, and the
+        latest is of most use."""
         if keeping.passed is None:
             return
         node, slots = keeping.passed
@@ -233,14 +240,15 @@ class Snapshots:
         return self._keepings[sequence.seq_id]
 
     def held(self, number: int) -> Counter[int]:
-        """Slots of a group that are held for snapshots, beside sequences' own."""
+        """Counts the slots of a group that are held for snapshots, beside sequences' own."""
         found = Counter(source for group, source in self._copied if group == number)
         for seq_id in self._keepings:
             found.update(self.held_by(seq_id, number))
         return found
 
     def held_by(self, seq_id: int, number: int) -> list[int]:
-        """The same by one sequence: those to be taken of it, and that which it begins from."""
+        """Returns the slots of a group that one sequence holds for snapshots: those that are due, and the one that it
+        begins from."""
         keeping, place = self._keepings[seq_id], self.numbers.index(number)
         sources = [source for source in keeping.sources[place : place + 1] if source is not None]
         return [due.slots[place] for due in keeping.dues] + sources
