@@ -1,6 +1,6 @@
-"""How far a drafter's word can be taken: what share of the drafts that it expects to hold do hold, learnt for each
-stream from its own and, until there are enough, from all streams'; and how often drafts hold at each position, for
-whoever must know before there are any. Old experience fades."""
+"""How far a drafter's own chances can be believed: the share of the drafts it expects to hold that do hold. It is
+learnt for each stream from the stream itself, and from all streams until there are enough drafts. Also learns how often
+drafts hold at each position, for decisions before there are any drafts. Old experience fades."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FADES = 0.9
-"""Of a stream's experience, what is left of it after the next trial."""
+"""The share of a stream's experience that is left after the next trial."""
 SHARED_FADES = 0.99
 PRIOR_WEIGHT = 2.0
-"""Drafts' worth of experience that a stream begins with: what all streams know. What they know begins with as many in
-which the drafter was right about itself."""
+"""A stream begins with the experience of all streams, which counts for so many drafts. The experience of all streams
+begins with as many drafts at which the drafter was right about itself."""
 NUM_POSITIONS = 16
 FIRST_RATE = 0.6
-"""The share of drafts that hold, of a drafter that says nothing of itself and was never tried."""
+"""The assumed share of drafts that hold, for a drafter that tells no rate of its own and was never tried."""
 SUREST = 0.995
 
 
@@ -23,7 +23,7 @@ SUREST = 0.995
 class Experience:
     tried: float = 0.0
     expected: float = 0.0
-    """Drafts that should have held, by the drafter's own word."""
+    """How many drafts should have held, by the drafter's own chances."""
     held: float = 0.0
 
     def add(self, tried: float, expected: float, held: float, fades: float) -> None:
@@ -32,17 +32,17 @@ class Experience:
         self.held = self.held * fades + held
 
     def scale(self, prior: float) -> float:
-        """By what the drafter's word is to be multiplied."""
+        """Returns the factor that corrects the drafter's own chances."""
         return (self.held + PRIOR_WEIGHT * prior) / (self.expected + PRIOR_WEIGHT)
 
     def rate(self, prior: float) -> float:
-        """The share that held."""
+        """Returns the share of drafts that held."""
         return (self.held + PRIOR_WEIGHT * prior) / (self.tried + PRIOR_WEIGHT)
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Of one drafter."""
+    """What is known of the drafts of one drafter."""
 
     first_rate: float = FIRST_RATE
     _all: Experience = field(default_factory=Experience)
@@ -56,21 +56,21 @@ class Acceptance:
         self._streams.pop(seq_id, None)
 
     def survivals(self, seq_id: int, chances: Sequence[float]) -> list[float]:
-        """Of each draft, the chance that it and all before it hold."""
+        """Returns, for each draft, the chance that it and all before it hold."""
         if not chances:
             return []
         shared = self._all.scale(1.0)
         stream = self._streams[seq_id].scale(shared)
         found, survival = [], 1.0
         for chance, position in zip(chances, self._places(len(chances)), strict=True):
-            # What this position is worth beside the average one, for all streams.
+            # How good this position is compared with the average one, for all streams.
             place = position.scale(shared) / shared if shared > 0 else 1.0
             survival *= min(SUREST, chance * stream * place)
             found.append(survival)
         return found
 
     def usual_survivals(self, seq_id: int, count: int) -> list[float]:
-        """The same of drafts that are not made yet."""
+        """Returns these chances for drafts that are not made yet."""
         if not count:
             return []
         everybody = self._all.rate(self.first_rate)
@@ -86,14 +86,15 @@ class Acceptance:
         return positions[:count] + positions[-1:] * (count - NUM_POSITIONS)
 
     def missed(self, seq_id: int) -> None:
-        """Nothing was guessed: of what it is usually good for, that is a draft that did not hold."""
+        """Notes that nothing was guessed. In the usual rate this counts as a draft that did not hold."""
         for experience in (self._positions[0], self._all):
             experience.add(1.0, 0.0, 0.0, SHARED_FADES)
         self._streams[seq_id].add(1.0, 0.0, 0.0, FADES)
 
     def learn(self, seq_id: int, token_ids: Sequence[int], chances: Sequence[float], came: Sequence[int]) -> None:
-        """These were drafted and those came in their place. Whether drafts were computed does not matter; of those
-        behind the first that did not hold, and of those behind the tokens that came, nothing is known."""
+        """Notes that these tokens were guessed, and which ones came in their place. Whether the guesses were computed
+        does not matter. Nothing is learnt from guesses behind the first that did not hold, or behind the tokens that
+        came."""
         tried = num_held = 0
         expected = 0.0
         for guess, chance, token_id in zip(token_ids, chances, came, strict=False):

@@ -1,5 +1,5 @@
-"""How many drafts a step has room for, before anybody has made one: as many as would pay if all of them held. Asks the
-cost model that everything else is scheduled by; the choice among real drafts is made where they are known."""
+"""Decides how many drafts a step has room for, before anybody has made one: as many as would pay if all of them held.
+Asks the cost model that everything else is scheduled by. The choice among real drafts is made where they are known."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from twostroke.core.step import NO_COSTS, DraftCosts, Drafts
 from twostroke.cost.floor import StepWork
 
 REPEATS = 32
-"""Steps in which contexts hardly grow: what drafts cost is asked once for them, unless other streams run."""
+"""How many steps use one curve of costs, unless the number of streams changes: contexts hardly grow meanwhile."""
 LEAST_PROMISE = 1.1
-"""Drafts that all hold must bring this many times the tokens a second, or nobody is asked for any: not all do, and
-asking costs something."""
+"""Drafts that all hold must bring this many times the tokens a second, or no drafter is asked. In fact not all hold,
+and asking costs something."""
 EACH_UP_TO, IN_FOURS_UP_TO = 16, 64
-"""What drafts cost is asked for each number of them, then for every fourth, then for each power of two: matrix products
-come in tiles, so a few more may cost less than a few."""
+"""The cost of drafts is asked for each number of them up to the first limit, then for every fourth, then for each power
+of two. Matrix products come in tiles, so a few drafts more may cost less than a few."""
 
 
 class DraftBudget:
     def __init__(self, step_seconds: Callable[[StepWork], float], max_drafts: int, methods: Series[str]) -> None:
-        """`methods`: who can be asked for."""
+        """`methods` are the names that a request can ask for."""
         self._step_seconds = step_seconds
         self._max_drafts = max_drafts
         self.methods = tuple(methods)
         self._costs = NO_COSTS
         self._a_stream = 0
-        """Drafts that each stream may have."""
+        """How many drafts each stream may have."""
         self._num_streams = 0
         self._age = 0
 
     def begin(self, running: Series[Sequence]) -> None:
-        """A step for these streams is to be chosen."""
+        """Called before a step for these streams is chosen."""
         self._age += 1
         if len(running) == self._num_streams and self._age < REPEATS:
             return
@@ -49,7 +49,8 @@ class DraftBudget:
         self._a_stream = min(self._max_drafts, -(-most // len(contexts)))
 
     def drafts(self, stream: Sequence, most: int) -> Drafts | None:
-        """Near the end of an answer, half of what is left of it at most: steps launched ahead need room too."""
+        """Returns how many drafts a stream may have. Near the end of its answer they are at most half of what is left
+        of it: steps launched ahead need room, too."""
         if not self._a_stream:
             return None
         asked = stream.request.sampling.speculation
@@ -64,7 +65,8 @@ class DraftBudget:
         return self._costs
 
     def _curve(self, contexts: list[int]) -> DraftCosts:
-        """Drafts are counted as if the streams had the same number: what they cost hardly depends on whose they are."""
+        """Returns the cost of each number of drafts, as if the streams had equally many: it hardly depends on whose
+        they are."""
         num_streams = len(contexts)
         counts = _counts(num_streams * self._max_drafts)
         seconds = []

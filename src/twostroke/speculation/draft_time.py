@@ -1,5 +1,5 @@
-"""How long a drafter takes for its proposals, learnt from those it made: one part for being asked, one for each token
-in a row. Old experience fades, and the first time counts for little: much is made ready then."""
+"""How long a drafter takes for its proposals, learnt from those it made. One part is for being asked, the other for
+each token in a row. Old experience fades, and the first time counts for little: much is prepared then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ FADES = 0.8
 FIRST_WEIGHT = 0.05
 KNOWN_AFTER = 2
 MOST_AT_ONCE = 4.0
-"""One that took more than this many times what it should was held up by something else, or it will be seen again."""
+"""A proposal that took longer than this many times the prediction counts as that long. Something else held it up, or it
+will be seen again."""
 
 
 class DraftTime:
@@ -20,7 +21,7 @@ class DraftTime:
         return self._num_seen >= KNOWN_AFTER
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """`num_tokens`: in a row, of the longest proposal."""
+        """Notes the seconds of one proposal. `num_tokens` is the length of the longest one."""
         weight = 1.0 if self._num_seen else FIRST_WEIGHT
         if self.is_known:
             seconds = min(seconds, MOST_AT_ONCE * self.seconds(num_tokens))
@@ -32,8 +33,8 @@ class DraftTime:
         self._products = FADES * self._products + weight * num_tokens * seconds
 
     def seconds(self, num_tokens: int) -> float:
-        """What this many in a row should take: by the line through what was seen, which neither falls nor begins below
-        0. Where all were as long, each token took its share."""
+        """Returns the predicted seconds for so many tokens in a row. They lie on the line through what was seen, which
+        neither falls nor begins below 0. If all proposals were equally long, each token took an equal share."""
         if not self._weight:
             return 0.0
         tokens, seconds = self._tokens / self._weight, self._seconds / self._weight

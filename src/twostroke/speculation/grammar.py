@@ -1,5 +1,5 @@
-"""What a grammar leaves no choice about: a drafter whose guesses are as good as certain. Keeps nothing of its own: the
-matcher that watches over a row's answer knows all."""
+"""A drafter that guesses the tokens at which a grammar leaves no choice, so its guesses are as good as certain. Keeps
+nothing of its own: the matcher that watches over a row's answer knows all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twostroke.speculation.drafter import NOTHING, Ask, Proposal
 CERTAIN = 1.0
 
 MatcherOf = Callable[[int], TokenMatcher | None]
-"""Of a row, what watches over its answer, at the token to come."""
+"""Returns the matcher that watches over a row's answer, at its next token."""
 
 
 class GrammarDrafter:

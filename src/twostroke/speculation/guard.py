@@ -1,5 +1,5 @@
-"""How drafters are called: whatever one does, nobody else notices. One that raises or returns rubbish loses its turn,
-and in time all turns. Knows nothing of streams or of what pays."""
+"""Calls drafters, so that whatever one does, nobody else notices. A drafter that raises or returns something invalid
+loses its turn, and in time all turns. Knows nothing of streams or of what pays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Guard:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self.faults: list[str] = []
-        """What went wrong, a sentence each, the latest last: of each drafter its first fault, and that it is asked no
+        """What went wrong, a sentence each, the latest last: the first fault of each drafter, and that it is asked no
         more."""
 
     def call(self, turn: Turn, act: Callable[[], object]) -> object:
-        """What it returns; None where it raised."""
+        """Returns what `act` returns, or None if it raised."""
         if turn.is_out:
             return None
         began_s = time.perf_counter()
@@ -36,14 +36,15 @@ class Guard:
             turn.spent_s += time.perf_counter() - began_s
 
     def follow(self, turn: Turn, act: Callable[[], object]) -> None:
-        """Apart from what else it does between its turns: a prompt that is read along takes as long as it takes."""
+        """Tells a drafter of a pass, and counts the time apart from its other work between turns: reading along with a
+        prompt takes as long as the prompt does."""
         spent_s = turn.spent_s
         self.call(turn, act)
         turn.followed(turn.spent_s - spent_s)
         turn.spent_s = spent_s
 
     def proposals(self, turn: Turn, asks: list[Ask]) -> list[Proposal]:
-        """One for each; what is no proposal counts as none."""
+        """Returns one proposal for each ask. An invalid one counts as none."""
         nothing = [NOTHING] * len(asks)
         if not asks:
             return nothing
@@ -52,7 +53,7 @@ class Guard:
         took_s, turn.spent_s = turn.spent_s, 0.0
         if not isinstance(found, list) or len(found) != len(asks):
             turn.proposed(max(ask.most for ask in asks), took_s)
-            if turn.num_faults == num_faults:  # else it raised, which is told
+            if turn.num_faults == num_faults:  # else it raised, which was told already
                 self._fault(turn, "returned no proposal for each stream")
             return nothing
         sound = [self._sound(turn, ask, proposal) for ask, proposal in zip(asks, found, strict=True)]
@@ -76,7 +77,7 @@ class Guard:
             self.tell(f"the drafter {turn.drafter.name} is asked no more")
 
     def _sound(self, turn: Turn, ask: Ask, proposal: object) -> Proposal | None:
-        """Cut to what was asked for; None: it is rubbish."""
+        """Returns the proposal, cut to what was asked for. None means that it is invalid."""
         try:
             said: Any = proposal
             token_ids, chances = tuple(said[0][: ask.most]), tuple(map(float, said[1][: ask.most]))
@@ -85,14 +86,14 @@ class Guard:
                 for token, chance in zip(token_ids, chances, strict=True)
             ):
                 return Proposal(token_ids, chances)
-        except Exception:  # whatever looking at rubbish can bring about
+        except Exception:  # looking at an invalid value may raise anything
             pass
         self._fault(turn, f"returned what are no tokens: {_shown(proposal)}")
         return None
 
 
 def _shown(value: object) -> str:
-    """Of something that may be anything, a few words."""
+    """Returns a few words on a value of any kind."""
     try:
         return f"{value!s:.80}"
     except Exception:

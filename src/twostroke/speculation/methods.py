@@ -1,4 +1,4 @@
-"""How drafts are asked for by name, and who makes those that need nothing but the tokens themselves."""
+"""How users ask for drafters by name, and the classes of those that need nothing but the tokens themselves."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter,
     "ngram": NgramDrafter,
 }
-"""They look tokens up, and need no file; they are asked in this order."""
+"""Drafters that look tokens up and need no file. They are asked in this order."""
 MODEL_DRAFTERS: tuple[str, ...] = ("draft", "eagle3", "medusa")
-"""They compute, from a file that is named behind a colon."""
+"""Drafters that compute, from a file that is named behind a colon."""
 OWN_DRAFTERS: tuple[str, ...] = ("mtp",)
-"""They compute, from what the model's own files hold."""
+"""Drafters that compute, from what the model's own files hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
     name: str
     source: str | None = None
-    """Where its file lies, as the user gave it."""
+    """The path of its file, as the user gave it."""
 
     def __str__(self) -> str:
         return self.name if self.source is None else f"{self.name}:{self.source}"
@@ -39,8 +39,8 @@ class Method:
 
 
 def methods_of(asked: str) -> tuple[Method, ...]:
-    """What `--speculate` says: `off`, or names with a comma between them, of which `auto` stands for those that need no
-    file; raises BadRequestError."""
+    """Returns the methods that `--speculate` names: `off`, or names with commas between them, where `auto` stands for
+    those that need no file. Raises BadRequestError."""
     if asked == OFF:
         return ()
     found: list[Method] = []
@@ -60,7 +60,7 @@ def methods_of(asked: str) -> tuple[Method, ...]:
 
 
 def computing_methods(asked: str) -> list[Method]:
-    """Of what `--speculate` says, those that compute."""
+    """Returns the methods that `--speculate` names and that compute."""
     return [method for method in methods_of(asked) if method.computes]
 
 

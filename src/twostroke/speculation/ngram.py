@@ -1,5 +1,6 @@
-"""Prompt and output lookup: where the last few tokens of a stream stood before in the same stream, what followed them
-is the guess. Suffix lookup of one text alone: nothing is kept of a request that ended, and no other is looked at."""
+"""Prompt and output lookup. It finds where the last few tokens of a stream stood before in the same stream, and guesses
+what followed them there. This is suffix lookup in one text alone: nothing is kept of a request that ended, and no other
+is looked at."""
 
 from __future__ import annotations
 

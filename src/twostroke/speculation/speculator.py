@@ -1,6 +1,6 @@
-"""The drafters of one backend at work: each stream is drafted for by those it may have, the best guess is taken, and of
-all guesses of a step those that pay are computed. One that is slow to hear of tokens has a pause; no stream waits for
-it. Lives on the thread that runs steps, where every token is known at once."""
+"""Runs the drafters of one backend. The drafters that a stream may have guess its tokens, the best guess is taken, and
+of all guesses of a step those that pay are computed. A drafter that is slow to take in tokens has a pause: no stream
+waits for it. Lives on the thread that runs steps, where every token is known at once."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from twostroke.speculation.turn import NONE_AHEAD, Turn
 logger = logging.getLogger("twostroke.speculation")
 
 SLOW_SHARE = 0.5
-"""Of a plain step: a drafter that takes more between its turns holds everybody up."""
+"""A drafter that takes more than this share of a plain step between its turns holds everybody up."""
 MAX_SLOW = 16
-"""A drafter that did so this many steps in a row has a pause."""
+"""A drafter that was too slow for this many steps in a row has a pause."""
 MAX_REST = 7
-"""The most steps in which nobody is asked for a stream whose guesses were not worth computing: asking takes some of the
-time that a small model's step has."""
+"""The most steps in which no drafter is asked for a stream whose guesses were not worth computing. Asking takes some of
+the time of a small model's step."""
 
 
 Proposed = Sequence[tuple[Turn, Proposal]]
-"""What was guessed for a stream, and by whom."""
+"""All guesses for a stream, each with the drafter that made it."""
 DraftsThatPay = Callable[[Sequence[Sequence[float]], int, DraftCosts], list[int]]
-"""As `drafts_that_pay`."""
+"""A function like `drafts_that_pay`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is computed behind a slot's own token."""
+    """The drafts that are computed behind a slot's own token."""
 
     method: str
     token_ids: tuple[int, ...]
     chances: tuple[float, ...]
     survivals: tuple[float, ...] = ()
-    """Of those that are no guesses at tokens in flight, the chance that each holds with all before it, as learnt."""
+    """For each draft, the learnt chance that it holds with all before it. Guesses at tokens in flight have no entry."""
 
 
 @dataclass(slots=True)
 class _Rest:
-    """Steps in which nobody is asked for a stream."""
+    """The steps in which no drafter is asked for a stream: how many are left, and how many there are next time."""
 
     left: int = 0
     next: int = 0
@@ -62,18 +62,19 @@ class Speculator:
             (turn, turn.drafter) for turn in self._turns.values() if isinstance(turn.drafter, ComputingDrafter)
         ]
         self._covered = {name for drafter in drafters for name in getattr(drafter, "covers", ())}
-        """Those who find nothing that another does not: they are asked where a request names them."""
+        """The names of drafters that find nothing which another does not find, too. They are asked only if a request
+        names them."""
         self._guard = Guard(vocab_size)
         self._methods: dict[int, tuple[str, ...]] = {}
-        """Of each row, who drafts for it."""
+        """The names of the drafters of each row."""
         self._rests: dict[int, _Rest] = {}
         self._drafts: dict[int, Draft] = {}
-        """Of the step that is computed."""
+        """The drafts of the step that is computed."""
         self._proposed: dict[int, list[tuple[Turn, Proposal]]] = {}
-        """All that was guessed for it."""
+        """All guesses for this step."""
         self._matcher_of: MatcherOf | None = None
         self.doubts: list[str] = []
-        """Of drafters that hardly ever guess right, a sentence each: nothing went wrong, but they bring nothing."""
+        """A sentence on each drafter that hardly ever guesses right. Nothing went wrong, but it is of no use."""
 
     @property
     def faults(self) -> list[str]:
@@ -81,20 +82,22 @@ class Speculator:
         return self._guard.faults
 
     def states(self) -> tuple[DrafterState, ...]:
-        """Of each drafter; may be asked on any thread."""
+        """Returns the state of each drafter. May be called on any thread."""
         return tuple(turn.state for turn in self._turns.values())
 
     def watch(self, matcher_of: MatcherOf) -> None:
-        """Grammars say what is forced, and what is drafted in vain."""
+        """Takes the matchers of answers with a grammar. They say which tokens are forced, and which guesses are
+        forbidden."""
         self._matcher_of = matcher_of
         for turn in self._turns.values():
             if isinstance(turn.drafter, GrammarDrafter):
                 turn.drafter.watch(matcher_of)
 
     def update(self, step: Step, done: object = None) -> None:
-        """Take a step's leaves and joins; in between, tell those that compute of the last pass of the model, `done`.
-        Only now: nobody's tokens wait for what drafts are made from, and for rows that left nothing is made."""
-        self._drafts, self._proposed = {}, {}  # of a step that raised, something may be left
+        """Takes in a step's leaves and joins. In between, drafters that compute are told of the model's last pass,
+        `done`. They are told only now, so that no tokens wait for the preparation of drafts, and no work is done for
+        rows that left."""
+        self._drafts, self._proposed = {}, {}  # a step that raised may have left something
         for turn in self._turns.values():
             turn.begin_step(decodes=bool(step.decodes))
         for seq_id in step.leaves:
@@ -110,7 +113,7 @@ class Speculator:
             self._guard.call(turn, partial(drafter.begin, step))
 
     def forget(self) -> None:
-        """Drop what is known of requests that ended, for privacy."""
+        """Drops what is known of requests that ended, for privacy."""
         for turn in self._turns.values():
             forget = getattr(turn.drafter, "forget", None)
             if forget is not None:
@@ -140,7 +143,8 @@ class Speculator:
             self._guard.call(turn, partial(turn.drafter.close, seq_id))
 
     def _inform(self, seq_id: int, name: str, what: Callable[[Drafter], None]) -> None:
-        """A drafter that fails here knows no more where the stream stands: it drafts for others alone."""
+        """Tells a drafter something about a stream. If it fails, it no longer knows where the stream stands, and drafts
+        only for others."""
         turn = self._turns[name]
         num_faults = turn.num_faults
         self._guard.call(turn, lambda: what(turn.drafter))
@@ -152,9 +156,9 @@ class Speculator:
     def draft(
         self, step: Step, ahead: Mapping[int, int] = NONE_AHEAD, pays: DraftsThatPay = drafts_that_pay
     ) -> Mapping[int, Draft]:
-        """Of each slot that may have some, the drafts to compute with it. `ahead`: of rows whose last tokens are still
-        in flight, how many those are at most; the first guesses are for their places, and are no drafts unless fewer
-        come. `pays`: how many of each slot's."""
+        """Returns the drafts to compute with each slot that may have some. `ahead` has, for rows whose last tokens are
+        still in flight, the most that these can be. The first guesses are for their places, and become drafts only if
+        fewer tokens come. `pays` decides how many drafts each slot has."""
         slots = [slot for slot in step.decodes if slot.drafts is not None and self._is_awake(slot.seq_id)]
         if not slots:
             return {}
@@ -176,7 +180,7 @@ class Speculator:
         if not methods:
             return False
         rest = self._rests[seq_id]
-        if not rest.left or GrammarDrafter.name in methods:  # what a grammar forces is not to be missed
+        if not rest.left or GrammarDrafter.name in methods:  # tokens that a grammar forces must not be missed
             return True
         rest.left -= 1
         return False
@@ -184,7 +188,8 @@ class Speculator:
     def _best(
         self, slots: list[DecodeSlot], num_slots: int, costs: DraftCosts, ahead: Mapping[int, int]
     ) -> list[tuple[Draft, list[float]]]:
-        """Of each slot the guess that promises most, and the chance of each draft to hold with all before it."""
+        """Returns, for each slot, the guess that promises most, and the chance of each draft to hold with all before
+        it."""
         best: dict[int, tuple[Draft, list[float]]] = {slot.seq_id: (Draft("", (), ()), []) for slot in slots}
         for name, turn in self._turns.items():
             wanted = [
@@ -210,18 +215,19 @@ class Speculator:
         return [best[slot.seq_id] for slot in slots]
 
     def _followed(self, seq_id: int, proposal: Proposal) -> Proposal:
-        """Without what the grammar of the answer forbids, and what stands behind it."""
+        """Returns the proposal without the tokens that the answer's grammar forbids, and without those behind them."""
         matcher = None if self._matcher_of is None else self._matcher_of(seq_id)
         if not proposal.token_ids or not isinstance(matcher, ForeseeingMatcher):
             return proposal
         try:
             count = matcher.num_taken(proposal.token_ids)
-        except Exception:  # of the library's: no request ends because of a guess
+        except Exception:  # the library raised: no request ends because of a guess
             return NOTHING
         return Proposal(proposal.token_ids[:count], proposal.chances[:count])
 
     def _is_held_up(self, turn: Turn, plain_s: float) -> bool:
-        """Whether what it does between its turns cost too much, step after step: sitting turns out would not help."""
+        """Whether its work between its turns cost too much, step after step, so that it has a pause from now on.
+        Sitting turns out would not help."""
         is_slow = plain_s > 0 and turn.spent_s > SLOW_SHARE * plain_s * max(1, turn.num_steps)
         turn.spent_s, turn.num_steps = 0.0, 0
         turn.num_slow = turn.num_slow + 1 if is_slow else 0
@@ -229,7 +235,7 @@ class Speculator:
             return False
         name = turn.drafter.name
         for seq_id, methods in self._methods.items():
-            if name in methods:  # it will not hear how these go on
+            if name in methods:  # it will not be told how these go on
                 self._methods[seq_id] = tuple(other for other in methods if other != name)
                 turn.close(seq_id)
                 self._guard.call(turn, partial(turn.drafter.close, seq_id))
@@ -241,13 +247,13 @@ class Speculator:
         return True
 
     def take_proposed(self) -> Mapping[int, Proposed]:
-        """All that was guessed for the step that is launched, for whoever launches others before its tokens come and
-        tells `learn` by itself."""
+        """Returns all guesses for the step that is launched, for a caller that launches others before its tokens come.
+        That caller calls `learn` itself."""
         proposed, self._proposed = self._proposed, {}
         return proposed
 
     def learn(self, seq_id: int, proposed: Proposed, came: Sequence[int]) -> None:
-        """`came`: all tokens of the row since these were guessed."""
+        """Learns from guesses. `came` has all tokens of the row since they were made."""
         for turn, proposal in proposed:
             turn.learn(seq_id, proposal, came)
             if (doubt := turn.take_doubt()) is not None:
@@ -255,7 +261,7 @@ class Speculator:
                 logger.warning(doubt)
 
     def settle(self, seq_id: int, token_ids: Sequence[int]) -> Drafted | None:
-        """These tokens came for a row: the drafts that held, and the slot's own behind them."""
+        """Takes in the tokens that came for a row: the drafts that held, and the slot's own behind them."""
         draft = self._drafts.pop(seq_id, None)
         self.learn(seq_id, self._proposed.pop(seq_id, ()), token_ids)
         for name in self._methods.get(seq_id, ()):

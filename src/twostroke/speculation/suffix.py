@@ -1,7 +1,7 @@
-"""Suffix lookup: what followed the last tokens of a stream wherever they stood before, in the stream itself and in
-recent requests of the same tenant and salt; never in others'. Knows how likely each guess is: by how often it followed,
-and by what came of guesses behind contexts as long. Keeps a bounded number of tokens; whoever holds most gives up the
-oldest requests, so that nobody pushes out what others said."""
+"""Suffix lookup guesses what followed the last tokens of a stream wherever they stood before: in the stream itself and
+in recent requests of the same tenant and salt, never in others'. It knows how likely each guess is, by how often it
+followed, and by how guesses behind contexts of that length turned out. Keeps a bounded number of tokens. The tenant and
+salt that hold most give up their oldest requests first, so that nobody pushes out another's texts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from twostroke.speculation.drafter import NOTHING, Ask, Proposal
 from twostroke.speculation.text_window import LONGEST, Text, Window
 
 MAX_TOKENS = 1 << 16
-"""That are kept in all, about 0.6 kB each."""
+"""How many tokens are kept in all, about 0.6 kB each."""
 MAX_SHARES = 32
-"""Tenants and salts whose ended requests are kept where room is short; of more, those that were there longest ago give
-theirs up first, however little it is."""
+"""The most tenants and salts that keep ended requests while room is short. If there are more, those that were there
+longest ago give theirs up first, however little it is."""
 FILED_A_TURN = 512
-"""A long prompt is taken in pieces, so that no step waits for it."""
+"""How many tokens are filed in one turn. A long prompt is taken in pieces, so that no step waits for it."""
 FORGOTTEN_AT_ONCE = 64
 LEAST_CHANCE = 0.05
-"""Of a guess to hold with all before it: the walk ends where it would be less."""
+"""The least chance of a guess to hold with all before it. The walk ends where it would be less."""
 FIRST_TRUST = {2: 0.35, 4: 0.6, 8: 0.85, 16: 0.93, 32: 0.97}
-"""The chance that what followed a context of this many tokens once follows it again, before anything was learnt."""
+"""For each length of context, the assumed chance that what followed it once follows it again, before anything was
+learnt."""
 TRUST_WEIGHT = 8.0
-"""Guesses' worth of experience that this counts for."""
+"""The assumed chance counts for so many guesses."""
 TRUST_FADES = 0.99
 
 
@@ -48,44 +49,45 @@ class Trust:
 
 
 class Share(Window):
-    """The texts of one tenant and salt, and what is kept of them."""
+    """The texts of one tenant and salt, those of ended requests among them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_tokens = 0
         self.ended: OrderedDict[int, Text] = OrderedDict()
-        """Texts of requests that ended, by number, the one that goes first at the beginning."""
+        """Texts of requests that ended, by number. The first is given up first."""
 
 
 class SuffixDrafter:
     name = "suffix"
     covers: tuple[str, ...] = ("ngram",)
-    """It looks wherever that one does: asking both takes time and finds nothing more."""
+    """The names of drafters that look nowhere else than this one. Asking both takes time and finds nothing more."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS, *, shares: bool = True) -> None:
-        """`shares`: requests of a tenant and salt learn from each other; else each from itself alone."""
+        """`shares` means that requests of a tenant and salt learn from each other. Otherwise each learns from itself
+        alone."""
         self._max_tokens = max_tokens
         self._shares = shares
         self._shares_of: dict[Hashable, Share] = {}
-        """Of all who may learn from each other."""
+        """The texts of all requests that may learn from each other, by their common key."""
         self._resting: OrderedDict[Hashable, Share] = OrderedDict()
-        """Those of them that hold texts which ended, the one that was there longest ago first."""
+        """The shares that hold texts of ended requests, the one that was used longest ago first."""
         self._streams: dict[int, Text] = {}
         self._keys: dict[int, Hashable] = {}
-        """Of each stream, who it may learn from."""
+        """The key of each stream."""
         self._closed: dict[int, tuple[Hashable, Text]] = {}
-        """Texts of requests that ended, by number."""
+        """Texts of requests that ended, by number, with their keys."""
         self._waiting: dict[int, Text] = {}
-        """By number, texts that are not filed yet, since nobody asks for their streams any more."""
+        """Texts, by number, that are not fully filed yet, since nobody asks for their streams any more."""
         self._guesses: dict[int, tuple[int, tuple[int, ...]]] = {}
-        """Of each stream, the length of context that its last guess was behind, and the guess."""
+        """For each stream, its last guess, and the length of the context behind which it was made."""
         self._next_number = 0
         self._trust = Trust()
         self.num_tokens = 0
-        """That are kept."""
+        """How many tokens are kept."""
 
     def _key(self, seq_id: int, request: Request) -> Hashable:
-        """Those with the same may learn from each other."""
+        """Returns a stream's key. Streams with the same key may learn from each other."""
         return (request.tenant, request.cache_salt) if self._shares else seq_id
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
@@ -96,7 +98,7 @@ class SuffixDrafter:
         self._count(text)
         if key in self._resting:
             self._resting.move_to_end(key)
-        while (donor := text.donor) is not None and donor in share.ended:  # they are in use
+        while (donor := text.donor) is not None and donor in share.ended:  # these texts are in use
             share.ended.move_to_end(donor)
             text = share.ended[donor]
 
@@ -108,10 +110,10 @@ class SuffixDrafter:
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
         self._learn(self._guesses.pop(seq_id, None), token_ids)
-        self._streams[seq_id].tokens += token_ids  # they are filed when somebody asks
+        self._streams[seq_id].tokens += token_ids  # tokens are filed when somebody asks
 
     def _learn(self, guess: tuple[int, tuple[int, ...]] | None, token_ids: Sequence[int]) -> None:
-        """Whether guesses held is seen in the tokens that came, whether or not the guesses were computed."""
+        """Learns from the tokens that came whether guesses held, whether or not the guesses were computed."""
         if guess is None:
             return
         length, guessed = guess
@@ -170,7 +172,8 @@ class SuffixDrafter:
         return found
 
     def _walk(self, length: int, paths: list[list[int]]) -> Proposal:
-        """Along the path that was taken most often, while it is likely; of those taken as often, the latest."""
+        """Returns the tokens of the path that was taken most often, as far as they are likely. Of paths taken equally
+        often it is the latest."""
         token_ids: list[int] = []
         chances: list[float] = []
         survival, place = 1.0, 0
@@ -178,11 +181,11 @@ class SuffixDrafter:
             best, total = tokens[0], len(tokens)
             count = tokens.count(best)
             if count < total:
-                # The latest stand first, and of several that are equal `max` takes the first.
+                # The latest paths stand first, and of equal counts `max` takes the first.
                 best = max(tokens, key=tokens.count)
                 count = tokens.count(best)
                 paths = [path for path in paths if place < len(path) and path[place] == best]
-            # One sighting is worth what is trusted, each further one a whole one.
+            # The first sighting counts for the learnt chance, each further one for 1.
             chance = (count - 1 + self._trust.after(length + place)) / total
             survival *= chance
             if survival < LEAST_CHANCE:
@@ -193,13 +196,13 @@ class SuffixDrafter:
         return Proposal(tuple(token_ids), tuple(chances))
 
     def forget(self) -> None:
-        """Drop the texts of all requests that ended."""
+        """Drops the texts of all requests that ended."""
         for number, (_, text) in list(self._closed.items()):
             text.window.forget(text, text.num_filed)
             self._drop(number)
 
     def _make_room(self) -> None:
-        """Forget what is too much, in pieces, so that no step waits."""
+        """Forgets what is too much, in pieces, so that no step waits."""
         left = 2 * FILED_A_TURN
         while self.num_tokens > self._max_tokens and left > 0:
             text = self._next_to_go()
@@ -212,8 +215,8 @@ class SuffixDrafter:
                 return
 
     def _next_to_go(self) -> Text:
-        """Of whoever holds most, the oldest text that ended; the longest stream where nothing ended, or where its owner
-        holds more than all others together and has nothing else."""
+        """Returns the text to give up next. It is the oldest ended text of the share that holds most. It is the longest
+        stream if nothing ended, or if that stream's owner has nothing else and holds more than all others together."""
         longest = max(self._streams.values(), key=lambda stream: stream.counted, default=None)
         if longest is not None:
             owner = share_of(longest)

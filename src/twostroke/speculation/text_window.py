@@ -1,6 +1,7 @@
-"""Where the last tokens of a text stood before, in itself and in the texts of its window, and what followed them there.
-Each place is filed under what ends at it, in four lengths; places of one kind form a chain, the latest first. So the
-chains are the nodes of a suffix tree that are worth having, and any token can be forgotten again. Knows no requests."""
+"""Finds where the last tokens of a text stood before, in itself and in the texts of its window, and what followed them
+there. Each place is filed under the tokens that end at it, in four lengths. Places with the same tokens form a chain,
+the latest first. So the chains are the useful nodes of a suffix tree, and any token can be forgotten again. Knows no
+requests."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 LENGTHS = (2, 4, 8, 16)
-"""Tokens that a place is filed under; each key is made of two of the length before."""
+"""How many tokens a place is filed under. Each key is made of two keys of the length before."""
 MAX_SIGHTINGS = 8
-"""Of one kind, the latest places that are looked at."""
+"""How many of the latest places in one chain are looked at."""
 LONGEST = 32
 MAX_COMPARED = 8
-"""Of the texts of a window, the latest that a new one is compared with."""
+"""How many of the latest texts of a window a new one is compared with."""
 FEW = 24
-"""Up to this many tokens are filed one by one, more of them as arrays."""
+"""Up to this many tokens are filed one by one, and more of them as arrays."""
 NOWHERE = -1
 _BASE = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _POWERS = tuple(tuple(pow(_BASE, length - 1 - place, 1 << 64) for place in range(length)) for length in LENGTHS)
 _STEPS = tuple(np.uint64(pow(_BASE, length // 2, 1 << 64)) for length in LENGTHS)
 _COMPARED_BYTES = 256
-"""Of tokens that are only compared, as many bytes as a token takes that is filed, at least."""
+"""So many bytes of tokens that are only compared take the memory of one token that is filed."""
 _OFFSET_BITS = 32
 _OFFSET = (1 << _OFFSET_BITS) - 1
 
@@ -51,22 +52,22 @@ class Text:
     )
 
     def __init__(self, window: Window, number: int, tokens: list[int], base: int, first: int, known: bytes) -> None:
-        """`first`: where filing begins; those before are context, and filed with another text."""
+        """`first` is where filing begins. The tokens before it are context, and are filed with another text."""
         self.window, self.number, self.tokens, self.base, self.known = window, number, tokens, base, known
         self.donor: int | None = None
-        """The number of the text that it begins like."""
+        """The number of the text that has the same beginning."""
         self.counted = 0
-        """The size that its owner knows of."""
+        """The size that its owner has counted."""
         self.is_closed = False
         self.first = first
         self.floor = first
-        """Of those that were filed, the first that was not forgotten."""
+        """The first of the filed places that was not forgotten."""
         self.previous = tuple(array("q") for _ in LENGTHS)
-        """Of each place from `first` on, the one before it in each chain."""
+        """For each place from `first` on, the place before it in each chain."""
 
     @property
     def num_filed(self) -> int:
-        """Places behind `first` that are filed. The last token never is: nothing follows it yet."""
+        """How many places from `first` on are filed. The last token never is: nothing follows it yet."""
         return len(self.previous[0])
 
     @property
@@ -79,20 +80,21 @@ class Text:
 
     @property
     def size(self) -> int:
-        """Tokens that it takes the memory of. Those of a stream are kept anyway, and those before `base` only to be
-        compared."""
+        """How many filed tokens would take as much memory as this text. A stream's tokens are kept anyway, and those
+        before `base` are kept only to be compared."""
         filed = len(self.tokens) - self.first if self.is_closed else self.num_filed
         return filed - self.num_forgotten + len(self.known) // _COMPARED_BYTES
 
     def followed(self, place: int, most: int, *, repeats: bool) -> list[int]:
-        """What stands from a place on. Of the stream that asks (`repeats`), a repetition goes on behind its end."""
+        """Returns the tokens from a place on. `repeats` means that the text is the stream that asks: then what runs
+        into its end repeats."""
         tokens = self.tokens[place : place + most]
         if repeats and 0 < len(tokens) < most:
             tokens = (tokens * (most // len(tokens) + 1))[:most]
         return tokens
 
     def close(self) -> None:
-        """Nothing will come behind it."""
+        """Notes that no more tokens will come."""
         self.is_closed = True
         self.known += array("i", self.tokens[len(self.known) // 4 - self.base :]).tobytes()
 
@@ -100,7 +102,7 @@ class Text:
 class Sighting(NamedTuple):
     text: Text
     follows: int
-    """Where in its tokens that stands which followed."""
+    """The place in its tokens of the one that followed."""
 
 
 class Window:
@@ -111,16 +113,16 @@ class Window:
         self._latest: tuple[dict[int, int], ...] = tuple({} for _ in LENGTHS)
 
     def __len__(self) -> int:
-        """Places that are filed, in all lengths: what grows with memory."""
+        """How many places are filed, in all lengths. Memory grows with it."""
         return sum(map(len, self._latest))
 
     def open(self, number: int, token_ids: Sequence[int]) -> Text:
-        """A text begins. What it begins with may be filed already with another text, its donor, as the turns of a
-        conversation are."""
+        """Returns a new text. Its beginning may be filed already with another text, its donor, as with the turns of a
+        conversation."""
         known = array("i", token_ids).tobytes()
         shared, donor = 0, None
         for other in islice(reversed(self.texts.values()), MAX_COMPARED):
-            # Of one that is being forgotten, not all is there.
+            # A text that is being forgotten is not complete.
             if not other.num_forgotten and (count := _common(known, other.known) // 4) > shared:
                 shared, donor = count, other
         # The place of the last shared token may have been followed by another token, or by none.
@@ -132,7 +134,7 @@ class Window:
         return text
 
     def file(self, text: Text, most: int) -> int:
-        """File the next places of a text; how many were."""
+        """Files the next places of a text, and returns how many."""
         count = min(most, text.num_waiting)
         if count <= 0:
             return 0
@@ -164,7 +166,7 @@ class Window:
                 text.previous[index].append(NOWHERE)
 
     def forget(self, text: Text, most: int) -> int:
-        """Take out the first places of a text that are still filed; how many were."""
+        """Takes out the first places of a text that are still filed, and returns how many."""
         end = text.first + text.num_filed
         stop = min(end, text.floor + most)
         if stop > text.floor:
@@ -177,12 +179,12 @@ class Window:
         return count
 
     def drop(self, text: Text) -> None:
-        """One of which nothing is filed any more."""
+        """Drops a text of which nothing is filed any more."""
         del self.texts[text.number]
 
     def sightings(self, text: Text) -> tuple[int, list[Sighting]]:
-        """The latest places where the last tokens stood before, as many of them as are filed together; and how many
-        stood at the very latest, up to LONGEST."""
+        """Returns the latest places where the last tokens stood before, for the longest length that has any. Also
+        returns how many tokens stood at the very latest of them, up to LONGEST."""
         tokens = text.tokens
         keys = keys_at(tokens, len(tokens))
         for index in range(len(keys) - 1, -1, -1):
@@ -206,7 +208,7 @@ class Window:
 
 
 def _alike(tokens: list[int], seen: Text, follows: int) -> int:
-    """How many of the last tokens stand before that place too."""
+    """Returns how many of the last tokens stand before that place, too."""
     pairs = zip(reversed(tokens[-LONGEST:]), reversed(seen.tokens[max(0, follows - LONGEST) : follows]), strict=False)
     count = 0
     for one, other in pairs:
@@ -217,7 +219,7 @@ def _alike(tokens: list[int], seen: Text, follows: int) -> int:
 
 
 def keys_at(tokens: list[int], end: int) -> list[int]:
-    """Of each length that there is, the key of the tokens before `end`."""
+    """Returns, for each length that fits, the key of the tokens before `end`."""
     return [
         sum(map(mul, tokens[end - length : end], powers)) & _MASK
         for length, powers in zip(LENGTHS, _POWERS, strict=True)
@@ -226,8 +228,8 @@ def keys_at(tokens: list[int], end: int) -> list[int]:
 
 
 def _keys_between(tokens: list[int], start: int, stop: int) -> list[npt.NDArray[np.uint64]]:
-    """Of each length, the keys of the contexts that end at the places from `start` below `stop`; of those that begin
-    before the first token, anything."""
+    """Returns, for each length, the keys of the contexts that end at the places from `start` below `stop`. The keys of
+    contexts that would begin before the first token mean nothing."""
     before = LENGTHS[-1] - 1
     values = np.zeros(before + stop - start, dtype=np.uint64)
     known = tokens[max(0, start - before) : stop]
@@ -241,7 +243,7 @@ def _keys_between(tokens: list[int], start: int, stop: int) -> list[npt.NDArray[
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """Bytes that both begin with."""
+    """Returns how many bytes at the beginning are equal in both."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high

@@ -1,13 +1,14 @@
-"""Whether a drafter belongs to its model: one that hardly ever guesses the next token right was made for another."""
+"""Judges whether a drafter belongs to its model. One that hardly ever guesses the next token right was made for
+another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 FEW_TRIALS = 40
-"""First guesses after which a drafter that was never right is judged."""
+"""After this many first guesses a drafter is judged that was never right."""
 TRIALS = 400
-"""Those after which one is judged that hardly ever was."""
+"""After this many first guesses a drafter is judged that was hardly ever right."""
 LEAST_RIGHT = 0.02
 
 
@@ -24,7 +25,8 @@ class Trust:
 
     @property
     def is_open(self) -> bool:
-        """Whether further guesses are needed before it can be judged: until it was right as often as it must be."""
+        """Whether it cannot be judged yet. That ends when it was right as often as it must be, or was tried often
+        enough."""
         return self.num_tried < TRIALS and self.num_right < LEAST_RIGHT * TRIALS
 
     @property

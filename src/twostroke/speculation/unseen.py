@@ -1,5 +1,5 @@
-"""How many drafts a device is to make for itself. The host never sees such drafts, only how many of them held: so it
-asks for as many as usually pay, by what each stream's held before, with the time counted that making them takes."""
+"""Decides how many drafts a device makes for itself. The host never sees these drafts, only how many of them held. So
+it asks for as many as usually pay, by what each stream's held before, and counts the time that making them takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ NOTHING_FOUND: Mapping[int, Sequence[float]] = MappingProxyType({})
 
 
 class UnseenDrafts:
-    """Of one drafter on a device. Told of rows as drafters are; lives on the thread that launches steps."""
+    """What is known of one drafter on a device. It is told of rows as drafters are, and lives on the thread that
+    launches steps."""
 
     def __init__(
         self,
@@ -30,16 +31,16 @@ class UnseenDrafts:
         most: int = ANY_NUMBER,
         max_context: int = ANY_NUMBER,
     ) -> None:
-        """`seconds`: what drafts take, by the number of streams and of drafts each; 0: nobody knows. `most`: drafts of
-        a stream; `max_context`: of longer streams none."""
+        """`seconds` predicts the seconds of drafts by the number of streams and of drafts each; 0 means that nobody
+        knows. `most` is the most drafts of a stream. Streams longer than `max_context` have none."""
         self.name, self.source, self.seconds = name, source, seconds
         self._most, self._max_context = most, max_context
         self._turn = Turn(self)
         self._streams: set[int] = set()
         self.doubt: str | None = None
-        """What was said of drafts that never hold."""
+        """The sentence that was told if its drafts never hold."""
         self.fault: str | None = None
-        """What went wrong, since when it is asked no more."""
+        """The sentence that says what went wrong. Since then it is asked no more."""
 
     @property
     def state(self) -> DrafterState:
@@ -56,14 +57,14 @@ class UnseenDrafts:
         self._turn.close(seq_id)
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """The device knows them."""
+        """Does nothing: the device knows the tokens."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        """Nothing that could be said here."""
+        """Returns nothing for each ask, since the host knows no drafts."""
         return [NOTHING] * len(asks)
 
     def give_up(self, error: Exception) -> None:
-        """The device could not draft: nobody asks it again."""
+        """Notes that the device could not draft, so that nobody asks it again."""
         self.fault = f"the drafter {self.name} failed and is asked no more: {type(error).__name__}: {error!s:.80}"
         logger.warning(self.fault)
 
@@ -75,9 +76,9 @@ class UnseenDrafts:
         numbers: Sequence[int],
         found: Mapping[int, Sequence[float]] = NOTHING_FOUND,
     ) -> dict[int, int]:
-        """Of these slots, how many drafts to make and to verify: one of `numbers`, which grow, or the slot's own limit
-        below that. `num_slots`: of the whole step. `found`: of streams that the host found drafts for, the chances that
-        those hold. They are better where they promise as many tokens: nobody has to make them."""
+        """Returns, for these slots, how many drafts to make and to verify: one of `numbers`, which grow, or the slot's
+        own limit below that. `num_slots` counts the slots of the whole step. `found` has the chances of drafts that the
+        host found for some streams. These are taken if they promise as many tokens, since nobody has to make them."""
         asks = [
             Ask(slot.seq_id, most)
             for slot in slots
@@ -102,13 +103,13 @@ class UnseenDrafts:
         return counts
 
     def _promises_more(self, seq_id: int, count: int, found: Mapping[int, Sequence[float]]) -> bool:
-        """Than what was found, by what this many drafts usually bring."""
+        """Whether so many drafts usually bring more tokens than those that the host found promise."""
         if not (chances := found.get(seq_id)):
             return True
         return sum(self._turn.acceptance.usual_survivals(seq_id, count)) > sum(chances)
 
     def learn(self, seq_id: int, num_drafts: int, came: Sequence[int]) -> None:
-        """This many drafts were verified, and these tokens came: those that held, and one behind them."""
+        """Notes that so many drafts were verified, and which tokens came: the drafts that held, and one behind them."""
         if not came or not num_drafts:
             return
         num_held = min(len(came) - 1, num_drafts)
