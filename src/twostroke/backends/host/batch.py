@@ -1,6 +1,6 @@
-"""A Step rendered as arrays: born complete, dead with the step. Decode tokens come first; prefill chunks follow, so
-that each phase's attention reads one contiguous range of tokens. A draft is a decode like others, one position on:
-attention computes it as it will if the draft holds and no draft comes with it."""
+"""A Step as arrays: complete when it is made, and gone with the step. Decode tokens come first and prefill chunks
+follow, so that each phase's attention reads one contiguous range of tokens. A draft is a decode like others, one
+position further. So attention computes it just as it would without drafts, if all drafts before it hold."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Int32Array = npt.NDArray[np.int32]
 class Batch:
     token_ids: Int32Array  # [num_tokens]
     positions: Int32Array  # [num_tokens]
-    num_decodes: int  # the first segments, and the first tokens
+    num_decodes: int  # so many segments, and tokens, come first
     segment_first: Int32Array  # [num_segments] index of a segment's first token
     segment_count: Int32Array  # [num_segments] its tokens
     segment_start: Int32Array  # [num_segments] the position of its first token
-    tables: tuple[Int32Array, ...]  # a KV group of the model each, [num_segments, max blocks]
+    tables: tuple[Int32Array, ...]  # one for each KV group of the model, [num_segments, max blocks]
     logit_rows: Int32Array  # [num_logits] tokens whose logits, or last states, are wanted, in token order
     texts: Int32Array | None = None  # [num_tokens] 0, or 1 of the second of two texts; None: there is no second
 
@@ -45,8 +45,8 @@ class Batch:
         drafts: Mapping[int, tuple[int, ...]] | None = None,
         pooled: Wanted = "last",
     ) -> Batch:
-        """`drafts`: of some slots, the tokens to compute behind their own. `pooled`: of chunks that are pooled,
-        which of their tokens' states are wanted."""
+        """`drafts` has the tokens to compute behind the own tokens of some slots. `pooled` says which tokens' states
+        are wanted of a chunk that is pooled."""
         if not step.prefills and not drafts:
             return Batch._of_decodes(step.decodes, rows)
         seq_ids: list[int] = []
@@ -90,7 +90,8 @@ class Batch:
 
     @staticmethod
     def _of_decodes(slots: tuple[DecodeSlot, ...], rows: RowSet) -> Batch:
-        """The same, of decodes alone: the step that is taken most often, and whose preparation delays it most."""
+        """Returns the batch of a step of decodes alone. It is the most frequent step, and the one that its preparation
+        delays most."""
         found = [rows[slot.seq_id] for slot in slots]
         positions = np.array([row.length - 1 for row in found], dtype=np.int32)
         numbers = np.arange(len(slots), dtype=np.int32)
@@ -118,6 +119,6 @@ def _texts(chunks: tuple[PrefillChunk, ...], rows: RowSet, num_decodes: int) -> 
 
 
 def _stacked(per_row: list[tuple[Int32Array, ...]], num_groups: int) -> tuple[Int32Array, ...]:
-    """For each of the first groups [rows, max blocks], a copy."""
+    """Returns a copy of the rows' tables, for each of the first groups [rows, max blocks]."""
     count, by_group = len(per_row), zip(*per_row, strict=True)
     return tuple(np.concatenate(group).reshape(count, -1) for group in islice(by_group, num_groups))

@@ -1,5 +1,5 @@
-"""Heads that draft: they follow what the model computes, keep what its hidden states say of each stream, and chain
-their own guesses from there."""
+"""Heads that draft. They follow what the model computes, keep what its hidden states say of each stream, and draw a
+chain of guesses from that."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from twostroke.core.step import Step
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
 
 LEAST_SURVIVAL = 0.1
-"""A chain whose guesses hold together less likely than this goes on no more."""
+"""A chain ends when the chance that all its guesses hold is less than this."""
 MAX_CHAIN = 8
 FADES = 0.9
 
@@ -46,7 +46,8 @@ class Network(Protocol):
     def join(self, taps: Array) -> Array: ...
 
     def blank(self, blocks: Ints) -> bool:
-        """Have the slots of these blocks say nothing, where a step looks at all of a stream's; False: it need not."""
+        """Makes the slots of these blocks neutral, if a step looks at all of a stream's slots. Returns False if that is
+        not needed."""
 
     def write(self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints) -> None: ...
 
@@ -57,7 +58,7 @@ class Network(Protocol):
 
 @dataclass(slots=True)
 class Clock:
-    """What passes take, by the number of streams in them, in bits."""
+    """The seconds of a pass, by the number of bits of the number of its streams."""
 
     pass_s: dict[int, float] = field(default_factory=dict)
 
@@ -72,7 +73,7 @@ class Clock:
 
 
 def likeliest(scores: Array, target_ids: npt.NDArray[np.int64]) -> Iterator[tuple[int, float]]:
-    """Of each row [n, draft vocab], the target's token that the head thinks most of, and its chance."""
+    """Yields, for each row [n, draft vocab], the target's token that the head finds likeliest, and its chance."""
     best = scores.argmax(axis=1)
     totals = np.exp(scores - scores[np.arange(len(scores)), best][:, None]).sum(axis=1)
     if not np.isfinite(totals).all():
@@ -88,7 +89,7 @@ class _Followed:
     joined: Array | None = None  # [hidden]
     """The joined hidden state of the last token that the target has read."""
     first: int = FIRST_SLOT
-    """The first of its slots that hold something."""
+    """The first of its slots that holds something."""
 
 
 @dataclass(slots=True)
@@ -122,12 +123,13 @@ class SlotDrafter:
         num_blocks: int,
         block_size: int,
     ) -> None:
-        """`taps`: the target's hidden states at rows of a pass, side by side."""
+        """`taps` gives the target's hidden states at rows of a pass, side by side."""
         self.name = name
         self._network, self._rows, self._taps = network, rows, taps
         self.source, self._target_ids, self._block_size = source, target_ids, block_size
         self._block_ends = np.zeros((num_blocks, network.spec.hidden_size), np.float32)
-        """Of each block, the joined hidden state of its last token: what the first slot behind it is made from."""
+        """For each block, the joined hidden state of its last token. The first slot behind the block is made from
+        it."""
         self._followed: dict[int, _Followed] = {}
         self._clock = Clock()
 
@@ -153,7 +155,7 @@ class SlotDrafter:
         return min(num_drafts, MAX_CHAIN) * self._clock.expects(num_streams)
 
     def follow(self, done: TargetPass) -> None:
-        """Fill the slots of all tokens that the target has read and that stay."""
+        """Fills the slots of all tokens that the target has read and that stay."""
         pieces = []
         for seq_id, places in done.rows().items():
             row = self._rows.get(seq_id)
@@ -177,12 +179,13 @@ class SlotDrafter:
             self._rows.computed(row, int(done.batch.positions[own[-1]]) + 1)
 
     def _before(self, seq_id: int, row: DraftRow, start: int, joined: Array) -> Array:
-        """Of each of a stream's next tokens, the joined hidden state of the one before it; keeps the last."""
+        """Returns, for each of a stream's next tokens, the joined hidden state of the token before it, and keeps the
+        last one."""
         known = self._followed[seq_id]
         last, known.joined = known.joined, joined[-1]
         if row.computed != start or (last is None and start % self._block_size):
-            # Slots before this were never written, by a request that nobody drafted for or while nobody asked. They say
-            # nothing, nor does this one, which lacks what lies before it.
+            # Slots before this one were never written: nobody drafted for the request, or nobody asked. They say
+            # nothing, and neither does this one, which lacks the state before it.
             is_blank = self._network.blank(self._rows.unwritten(row, start))
             known.first, row.computed, last = FIRST_SLOT if is_blank else start + 1, start, joined[0]
             row.whole_from = 0 if is_blank else start + 1
@@ -202,7 +205,7 @@ class SlotDrafter:
         return [NOTHING if one is None else Proposal(tuple(one.token_ids), tuple(one.chances)) for one in found]
 
     def _advance(self, chains: list[_Chain]) -> None:
-        """One more guess for each."""
+        """Adds one more guess to each chain."""
         started_s = time.perf_counter()
         states, scores = self._network.step(
             np.array([chain.token for chain in chains], dtype=np.int32),
@@ -220,7 +223,8 @@ class SlotDrafter:
 
 
 def _num_kept(row: DraftRow, done: TargetPass, places: range) -> int:
-    """Of a stream's rows of a pass, those whose tokens it has: drafts that did not hold are none."""
+    """Returns how many of a stream's rows of a pass belong to tokens that the stream has. Rows of drafts that did not
+    hold do not."""
     start, tokens = int(done.batch.positions[places.start]), done.batch.token_ids
     count = 0
     for place in places:
@@ -231,7 +235,8 @@ def _num_kept(row: DraftRow, done: TargetPass, places: range) -> int:
 
 
 class MedusaDrafter:
-    """Each head reads the same hidden state: one pass makes all drafts, and there is nothing to keep but that."""
+    """Drafts by several heads that read the same hidden state. One pass makes all drafts, and only that state is
+    kept."""
 
     name = "medusa"
 
@@ -248,7 +253,7 @@ class MedusaDrafter:
         self._final_norm, self._norm_eps = final_norm, norm_eps
         self._hidden: dict[int, Array | None] = {}
         self._num_came: dict[int, int] = {}
-        """Of each stream, the tokens that came since it was followed."""
+        """For each stream, how many tokens came since it was followed."""
         self._clock = Clock()
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
@@ -262,7 +267,8 @@ class MedusaDrafter:
         self._num_came.pop(seq_id, None)
 
     def begin(self, step: Step) -> None:
-        """The pass of tokens that came was followed by now, or nobody wanted it: then nothing is known of its state."""
+        """Forgets the states of streams whose tokens came in a pass that was not followed: nobody wanted drafts
+        then."""
         for seq_id, count in self._num_came.items():
             if count:
                 self._hidden[seq_id] = None
@@ -272,7 +278,7 @@ class MedusaDrafter:
         return self._clock.expects(num_streams)
 
     def follow(self, done: TargetPass) -> None:
-        """Keep the hidden state that the last token of each stream was drawn from."""
+        """Keeps the hidden state that the last token of each stream was drawn from."""
         hidden = done.scores.last_hidden
         assert hidden is not None
         chunks = {chunk.seq_id for chunk in done.step.prefills}

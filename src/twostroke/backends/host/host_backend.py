@@ -1,5 +1,5 @@
-"""The part of a host backend that is not arithmetic: one launch thread that runs steps in order, rows, sampling.
-A backend gives `forward`; everything a Step asks for around it happens here, once for all of them."""
+"""The part of a host backend that is not arithmetic: one launch thread that runs steps in order, rows, sampling. A
+backend gives `forward`; everything else that a Step asks for is done here, once for all of them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ VECTOR_NOT_FINITE = "the model produced a vector that is not finite"
 
 MAX_DRAFTS = 32
 HAND_OVER_S = 1e-3
-"""The longest that a step waits for its caller to take the first tokens of the one before."""
+"""The longest that a step waits until its caller has taken the first tokens of the step before."""
 LOOK_UP_S = 0.2
-"""How often who waits for a step sees to interrupts."""
+"""How often a caller that waits for a step looks whether it was interrupted."""
 
 
 class HostTicket:
@@ -60,12 +60,12 @@ class HostTicket:
         return self._future.done()
 
     def result(self) -> StepResult:
-        """An interrupt that comes just before a wait begins does not end it: so the wait is looked up from."""
+        """Waits in short pieces: an interrupt that comes just before a wait begins does not end that wait."""
         while True:
             try:
                 result = self._future.result(LOOK_UP_S)
                 break
-            except TimeoutError:  # of the wait, unless the step itself is done by one
+            except TimeoutError:  # the wait is over, unless the step itself raised it
                 if self._future.done():
                     result = self._future.result()
                     break
@@ -79,25 +79,25 @@ class HostBackend(ABC):
     max_drafts = MAX_DRAFTS
 
     def __init__(self, layout: KVLayout, max_context: int, vocab_size: int, pooling: Pooling | None = None) -> None:
-        """`pooling`: of a model that gives vectors; None: it writes tokens."""
+        """`pooling` is set for a model that gives vectors. None means that it writes tokens."""
         self.layout = layout
         self._pooler = None if pooling is None else Pooler(pooling)
         self.rows = RowSet(layout, max_context, vocab_size)
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
         self._first_tokens_taken: threading.Event | None = None
-        """Of the last step that was launched, if it ends a prompt."""
+        """The event of the last step that was launched, if it ends a prompt."""
         self.speculator: Speculator | None = None
-        """Who drafts; None: nobody."""
+        """Makes drafts. None means that nobody does."""
         self.companion_drafters: list[Drafter] = []
         self._draft_blocks: dict[int, DrafterBlocks] = {}
-        """What they keep in blocks, by their `KVGroup.model`."""
+        """The blocks of companion drafters, by their `KVGroup.model`."""
         self._last_pass: TargetPass | None = None
-        """What they have not been told yet."""
+        """The pass that companion drafters have not been told of yet."""
         self._max_context, self._vocab_size = max_context, vocab_size
         self._kept: HostKeptBlocks | None = None
         self._states: StateKeeper | None = None
         self.host_states: HostStates | None = None
-        """What layers that keep states keep; None: no layer does."""
+        """The states of layers that keep some. None means that no layer does."""
         self._listener: Listener | None = None
 
     @property
@@ -112,24 +112,24 @@ class HostBackend(ABC):
 
     @property
     def arithmetic_name(self) -> str:
-        """What decides the numbers in KV, beside weights and formats."""
+        """The name of all that decides the numbers in KV, beside weights and formats."""
         return "numpy"
 
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Compute every token of the batch, write its KV, and return logits  # [len(batch.logit_rows), vocab]"""
+        """Computes every token of the batch, writes its KV, and returns logits  # [len(batch.logit_rows), vocab]"""
 
     def states(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Of a model that gives vectors: compute every token of the batch and return the last states, normed where the
-        model norms them, of the rows that are wanted  # [len(batch.logit_rows), hidden]"""
+        """Computes every token of the batch, for a model that gives vectors. Returns the last states of the wanted
+        rows, normed if the model norms them  # [len(batch.logit_rows), hidden]"""
         raise BackendError(f"the {self.name} backend gives no vectors")
 
     def score(self, batch: Batch) -> Scores:
-        """`forward`, and which token is likeliest. A backend that finds it sooner says so itself."""
+        """Runs `forward`, and finds the likeliest tokens. A backend that finds them sooner overrides this."""
         return Scores.of(self.forward(batch))
 
     def why_not_finite(self) -> str:
-        """Asked when a sequence's logits are not finite. A backend that can say more, or mend something, does."""
+        """Called if logits are not finite. A backend that can say more, or mend something, overrides this."""
         return NOT_FINITE
 
     # Blocks as bytes
@@ -176,7 +176,7 @@ class HostBackend(ABC):
         return self._kept
 
     def use_states(self, states: HostStates) -> None:
-        """Of a model whose layers keep some: told once, before the first step."""
+        """Sets the states of a model whose layers keep some. Called once, before the first step."""
         self.host_states = states
         self._states = StateKeeper(self.layout, self.rows, states)
 
@@ -184,21 +184,21 @@ class HostBackend(ABC):
         self.rows.grammars = grammars
 
     def tell(self, listener: Listener | None) -> None:
-        """Of each prompt from the first step on: the scores of a pass have what its layers leave, and no more."""
+        """Sets who is told of each prompt. From then on a pass keeps what the wanted layers leave, and no more."""
         self._listener = listener
 
     def add_head(
         self, companion: Companion, target: Checkpoint, taps: tuple[int, ...], network: Network | None = None
     ) -> None:
-        """A head that drafts; `taps`: the layers whose residuals a pass keeps, in order; `network`: a backend's own
-        arithmetic for it, in place of numpy's."""
+        """Adds a head that drafts. `taps` are the layers whose residuals a pass keeps, in order. `network` is a
+        backend's own arithmetic for it, in place of numpy's."""
         drafter = head_drafter(companion, target, taps, self.rows, self.layout, self._max_context, network)
         if isinstance(drafter, SlotDrafter):
             self._draft_blocks[companion.number] = drafter.blocks
         self.companion_drafters.append(drafter)
 
     def add_companion(self, companion: Companion, model: HostModel, max_tokens_per_step: int) -> None:
-        """A model that drafts, whose KV lies in its own groups of the layout."""
+        """Adds a model that drafts, whose KV lies in its own groups of the layout."""
         assert companion.method == DraftModel.name
         drafter = DraftModel(
             model,
@@ -229,18 +229,18 @@ class HostBackend(ABC):
         return HostTicket(future, taken)
 
     def _execute_next(self, step: Step, first_tokens_taken: threading.Event | None) -> StepResult:
-        """Preparing a step takes Python's lock, and so does handing over the first tokens of the one before: a user
-        waits for those. Not for long: the caller may have other things to do, or the step before may have failed."""
+        """Waits a little before it prepares a step: that takes Python's lock, and so does handing over the first tokens
+        of the step before, for which a user waits. The wait is short, since the step before may have failed."""
         if first_tokens_taken is not None:
             first_tokens_taken.wait(HAND_OVER_S)
         return self.execute(step)
 
     def execute(self, step: Step) -> StepResult:
-        """Run one step to its end on the calling thread."""
+        """Runs one step to its end on the calling thread."""
         if self._kept is not None:
             self._kept.start(step)
             self._kept.wait(step)
-        started_s = time.perf_counter()  # copies are no part of what a step like it takes
+        started_s = time.perf_counter()  # copies do not count as time of the step
         self.rows.update(step)
         if self._states is not None:
             self._states.begin(step)
@@ -313,7 +313,7 @@ class HostBackend(ABC):
         return StepResult(step.step_id, {}, {}, failed, compute_s, self.others_share, vectors=vectors)
 
     def _vectors(self, pooler: Pooler, step: Step) -> tuple[dict[int, bytes], dict[int, str]]:
-        """Of each chunk that is pooled, its vector, or what went wrong with it."""
+        """Returns the vector of each chunk that is pooled, or what went wrong with it."""
         vectors: dict[int, bytes] = {}
         errors: dict[int, str] = {}
         batch = Batch.from_step(step, self.rows, pooled=pooler.wanted)
@@ -331,7 +331,7 @@ class HostBackend(ABC):
         return vectors, errors
 
     def _draft(self, step: Step) -> dict[int, tuple[int, ...]]:
-        """The tokens to compute behind each slot's own: the step's, or the speculator's."""
+        """Returns the tokens to compute behind each slot's own: the step's, or the speculator's."""
         if self.speculator is not None:
             done, self._last_pass = self._last_pass, None
             self.speculator.update(step, done)
@@ -353,7 +353,7 @@ class HostBackend(ABC):
 
     @property
     def others_share(self) -> float:
-        """Of the cores that this backend may use, what other programs took lately; 0 where it does not know."""
+        """The share of this backend's cores that other programs took lately. It is 0 if it does not know."""
         return 0.0
 
     def _sample(
@@ -366,12 +366,12 @@ class HostBackend(ABC):
         stuck: set[int],
         guess: int | None = None,
     ) -> bool:
-        """Choose the row's next token, as always; whether it is the one that was guessed, so that what was computed
-        behind the guess is what follows it."""
+        """Chooses the row's next token, as always. Returns whether it is the guessed one: if so, what was computed
+        behind the guess is what follows the token."""
         row = self.rows[seq_id]
         if highest is None:
             errors[seq_id] = self.why_not_finite()
-            return False  # a step may already be launched behind this one: it reads the old last token and is dropped
+            return False  # a step that was launched behind this one reads the old last token, and is dropped
         try:
             token = row.sampler.sample(logits, highest)
         except GrammarStuckError as error:
@@ -390,7 +390,7 @@ class HostBackend(ABC):
 
 
 def _chunk_logprobs(chunk: PrefillChunk, logits: npt.NDArray[np.float32]) -> tuple[TokenLogprobs, ...]:
-    """For each position of the chunk, the logprobs of the token that follows it in the prompt."""
+    """Returns, for each position of the chunk, the logprobs of the token that follows it in the prompt."""
     assert chunk.prompt_logprobs is not None
     targets = [*chunk.token_ids[1:]]
     if chunk.next_token_id is not None:

@@ -1,4 +1,4 @@
-"""The rows of a host backend: what it keeps for each running Sequence from step to step, and nothing the step sends."""
+"""The rows of a host backend: what it keeps for each running Sequence from step to step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ NO_BLOCK = -1
 class Row:
     seq_id: int
     length: int
-    """Tokens known: the last enters at the position before."""
+    """How many tokens are known. The last of them enters at the position `length - 1`."""
     last_token: int
     sampler: RowSampler
-    tables: tuple[npt.NDArray[np.int32], ...]  # one a KV group, [max blocks of a sequence]
+    tables: tuple[npt.NDArray[np.int32], ...]  # one for each KV group, [max blocks of a sequence]
     stop_ids: frozenset[int] = frozenset()
     second_text_at: int | None = None
 
     def drafts_left(self, drafts: Drafts) -> tuple[int, ...]:
-        """Of the host's guesses, those behind what the row knows by now."""
+        """Returns the host's guesses that lie behind what the row knows by now."""
         return drafts.token_ids[max(0, self.length - drafts.start) :][: drafts.most]
 
 
@@ -38,7 +38,7 @@ class RowSet:
     def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
         self._layout = layout
         self.num_groups = len(layout.places_of(0))
-        """Of the model that answers: the first of all."""
+        """How many groups the model that answers has. They come first of all groups."""
         self._table_len = layout.blocks_for(max_context)
         self._vocab_size = vocab_size
         self._rows: dict[int, Row] = {}
@@ -49,7 +49,7 @@ class RowSet:
         return self._rows[seq_id]
 
     def matcher(self, seq_id: int) -> TokenMatcher | None:
-        """What watches over a row's answer; None: nothing, or there is no such row."""
+        """Returns the matcher that watches over a row's answer. None means that there is none, or no such row."""
         row = self._rows.get(seq_id)
         return None if row is None else row.sampler.matcher
 
@@ -64,7 +64,7 @@ class RowSet:
         for grant in step.grants:
             table = self._rows[grant.seq_id].tables[grant.group]
             end = grant.first_index + len(grant.block_ids)
-            if end > len(table):  # numpy would drop a single id without a word
+            if end > len(table):  # numpy would drop a single id silently
                 raise IndexError(f"a grant reaches entry {end} of a block table of {len(table)}")
             table[grant.first_index : end] = grant.block_ids
 

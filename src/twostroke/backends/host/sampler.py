@@ -1,9 +1,9 @@
-"""Choosing a token from logits: the reference that every backend agrees with. Knows one row; nothing of the batch.
+"""Chooses a token from logits, as the reference that every backend agrees with. Knows one row; nothing of the batch.
 
 Order: logit bias; repetition, then presence and frequency penalties; tokens outside the grammar masked, and stop ids
 below min_tokens; then the highest score (greedy), or temperature, top-k, top-p, min-p and one draw. Equal scores rank
-by token id, the lowest first.
-Logprobs are of the model's own distribution: log-softmax of the raw logits, before bias, penalties and temperature."""
+by token id, the lowest first. Logprobs are of the model's own distribution: log-softmax of the raw logits, before bias,
+penalties and temperature."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ TokenIds = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.float64]
 
 COLUMN_HEIGHT = 32
-"""Top-k looks at the best score of each group of this many first."""
+"""Top-k first looks at the best score of each group of so many."""
 NUM_BUCKETS = 1024
 SMALLEST_SPREAD = 1e-30
 DRAW_BLOCK = 512
 """Weights are summed in blocks, then inside one block."""
 PART = 16 * DRAW_BLOCK
-"""Weights that are computed at a time: 64 KiB of them stay in a core's cache."""
+"""How many weights are computed at a time: 64 KiB of them stay in a core's cache."""
 
 
 class RowSampler:
-    """One row's sampling: its parameters, and the state that moves by one token with each `sample`. A row rebuilt from
-    the tokens it has written continues as if it had never stopped."""
+    """One row's sampling: its parameters, and the state that advances by one token with each `sample`. A row that is
+    rebuilt from the tokens it has written continues as if it had never stopped."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RowSampler:
         vocab_size: int,
         matcher: TokenMatcher | None = None,
     ) -> None:
-        """`matcher` is at the beginning of the answer, and this row's from now on."""
+        """`matcher` is at the beginning of the answer, and belongs to this row from now on."""
         sampling = request.sampling
         self._sampling = sampling
         self._seed = request.seed
@@ -64,8 +64,8 @@ class RowSampler:
                 matcher.advance(token_id)
 
     def sample(self, logits: Scores, highest: int | None = None) -> SampledToken:
-        """Choose the next token from finite logits [vocab], and advance. `highest` is the token of the highest logit,
-        where it is known."""
+        """Chooses the next token from finite logits [vocab], and advances. `highest` is the token of the highest logit,
+        if it is known."""
         scores = self.scores(logits)
         if self._sampling.is_greedy:
             token_id = int(np.argmax(scores)) if highest is None or scores is not logits else highest
@@ -80,7 +80,7 @@ class RowSampler:
         return SampledToken(token_id, None if wanted is None else token_logprobs(logits, token_id, wanted))
 
     def scores(self, logits: Scores) -> Scores:
-        """The logits after bias, penalties and masks; the same array when none applies."""
+        """Returns the logits after bias, penalties and masks. It is the same array if none applies."""
         masks_stops = self._num_output < self._sampling.min_tokens and len(self._stop_ids) > 0
         if not (masks_stops or len(self._bias_ids) or self._seen or self.matcher):
             return logits
@@ -100,7 +100,8 @@ class RowSampler:
 
 
 def _unpacked(bits: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """A matcher's bits as one bool a logit; a vocabulary may be shorter than the logits, which are padded."""
+    """Returns a matcher's bits as one bool for each logit. A vocabulary may be shorter than the logits, which are
+    padded."""
     allowed = np.zeros(vocab_size, dtype=np.bool_)
     known = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:vocab_size]
     allowed[: len(known)] = known
@@ -108,7 +109,7 @@ def _unpacked(bits: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
 
 
 def choose(scores: Scores, sampling: SamplingParams, uniform_number: float) -> int:
-    """The token that temperature, top-k, top-p, min-p and a number in [0, 1) draw from these scores."""
+    """Returns the token that temperature, top-k, top-p, min-p and a number in [0, 1) draw from these scores."""
     is_filtered = sampling.top_p < 1.0 or sampling.min_p > 0.0 or len(scores) > (sampling.top_k or len(scores))
     if not is_filtered:
         return _draw_from_all(scores, sampling.temperature, uniform_number)
@@ -117,8 +118,8 @@ def choose(scores: Scores, sampling: SamplingParams, uniform_number: float) -> i
 
 
 def candidates(scores: Scores, sampling: SamplingParams) -> tuple[TokenIds, Weights]:
-    """The tokens that temperature, top-k, top-p and min-p leave, in id order, and their weights relative to the best
-    token's, which is 1. A weight divided by their sum is the token's probability."""
+    """Returns the tokens that temperature, top-k, top-p and min-p leave, in id order, and their weights relative to the
+    best token's, which is 1. A weight divided by their sum is the token's probability."""
     top_k, top_p, min_p = sampling.top_k, sampling.top_p, sampling.min_p
     known = _best_ids(scores, top_k) if top_k is not None and top_k < len(scores) else None
     if known is not None:
@@ -139,8 +140,8 @@ def candidates(scores: Scores, sampling: SamplingParams) -> tuple[TokenIds, Weig
 
 
 def _weights(scores: Scores, temperature: float) -> Iterator[tuple[int, Weights]]:
-    """The weights of all scores relative to the best one's, in parts: where each begins, and its weights. Arrays of a
-    whole vocabulary would be new memory each time, which costs more to map than to fill."""
+    """Yields the weights of all scores relative to the best one's, in parts: where each begins, and its weights. Arrays
+    of a whole vocabulary would be new memory each time, which costs more to map than to fill."""
     best = float(scores.max())
     for first in range(0, len(scores), PART):
         yield first, _weights_beside(best, scores[first : first + PART], temperature)
@@ -158,7 +159,7 @@ def _weights_beside(best: float, scores: Scores, temperature: float) -> Weights:
 
 
 def _weighing(parts: Sequence[tuple[int, Weights]], least: float) -> tuple[TokenIds, Weights]:
-    """The tokens of at least this weight, and their weights."""
+    """Returns the tokens of at least this weight, and their weights."""
     ids, found = [], []
     for first, weights in parts:
         kept = np.flatnonzero(weights >= least)
@@ -168,7 +169,8 @@ def _weighing(parts: Sequence[tuple[int, Weights]], least: float) -> tuple[Token
 
 
 def _draw_from_all(scores: Scores, temperature: float, uniform_number: float) -> int:
-    """As `draw` from the weights of every token; those of the block that is drawn are computed again."""
+    """Draws from the weights of every token, as `draw` does. The weights of the block that is drawn are computed
+    again."""
     parts = [np.add.reduceat(part, np.arange(0, len(part), DRAW_BLOCK)) for _, part in _weights(scores, temperature)]
     block, target = _block_of(np.concatenate(parts), uniform_number)
     first = block * DRAW_BLOCK
@@ -177,30 +179,30 @@ def _draw_from_all(scores: Scores, temperature: float, uniform_number: float) ->
 
 
 def draw(weights: Weights, uniform_number: float) -> int:
-    """The index that inverts the cumulative distribution at a number in [0, 1): the first whose running total exceeds
-    that share of the whole. An index of weight 0 is never drawn."""
+    """Returns the index that inverts the cumulative distribution at a number in [0, 1): the first whose running total
+    exceeds that share of the whole. An index of weight 0 is never drawn."""
     block, target = _block_of(np.add.reduceat(weights, np.arange(0, len(weights), DRAW_BLOCK)), uniform_number)
     first = block * DRAW_BLOCK
     return first + _first_above(weights[first : first + DRAW_BLOCK], target)[0]
 
 
 def _block_of(block_totals: Weights, uniform_number: float) -> tuple[int, float]:
-    """The block that the number falls into, and how far into its weight."""
+    """Returns the block that the number falls into, and how far into its weight."""
     total = float(np.cumsum(block_totals)[-1])
     block, before = _first_above(block_totals, uniform_number * total)
     return block, uniform_number * total - before
 
 
 def _first_above(weights: Weights, target: float) -> tuple[int, float]:
-    """The first index whose running total exceeds `target`, and the total before it; the last index of any weight
-    where rounding lets none exceed it."""
+    """Returns the first index whose running total exceeds `target`, and the total before it. If rounding lets none
+    exceed it, it is the last index of any weight."""
     running = np.cumsum(weights)
     index = int(min(np.searchsorted(running, target, side="right"), np.searchsorted(running, running[-1], side="left")))
     return index, float(running[index - 1]) if index else 0.0
 
 
 def token_logprobs(logits: Scores, token_id: int, top_count: int) -> TokenLogprobs:
-    """The logprob of a token and of the `top_count` most likely ones under raw logits [vocab]."""
+    """Returns the logprob of a token and of the `top_count` most likely ones under raw logits [vocab]."""
     values = logits.astype(np.float64)
     highest = values.max()
     log_total = highest + np.log(np.exp(values - highest).sum())
@@ -214,7 +216,8 @@ def token_logprobs(logits: Scores, token_id: int, top_count: int) -> TokenLogpro
 
 
 def _best_ids(scores: Scores, count: int) -> TokenIds:
-    """The `count` highest scores' ids, in id order; of equal scores at the border, the lowest ids."""
+    """Returns the ids of the `count` highest scores, in id order. Of equal scores at the border it takes the lowest
+    ids."""
     if count == 0:
         return np.empty(0, dtype=np.intp)
     able = _able_to_rank(scores, count)
@@ -228,8 +231,8 @@ def _best_ids(scores: Scores, count: int) -> TokenIds:
 
 
 def _able_to_rank(scores: Scores, count: int) -> TokenIds:
-    """A short list that holds the `count` best. Cut the scores into columns: the best of each of `count` columns are
-    `count` scores, so no score below the least of them ranks."""
+    """Returns a short list that holds the `count` best. Scores are cut into columns. The best of each of `count`
+    columns are `count` scores, so no score below the least of them ranks."""
     num_columns = len(scores) // COLUMN_HEIGHT
     if num_columns <= count:
         return np.arange(len(scores))
@@ -238,8 +241,8 @@ def _able_to_rank(scores: Scores, count: int) -> TokenIds:
 
 
 def _nucleus(scores: Scores, weights: Weights, wanted: float) -> TokenIds:
-    """The fewest best tokens that together weigh at least `wanted`, as ascending indices. Without a full sort: tokens
-    fall into buckets by score, and only the border's bucket is sorted."""
+    """Returns the fewest best tokens that together weigh at least `wanted`, as ascending indices. It does not sort all:
+    tokens fall into buckets by score, and only the border's bucket is sorted."""
     behind = scores.max() - scores.astype(np.float64)
     buckets = (behind * (NUM_BUCKETS / max(behind.max(), SMALLEST_SPREAD))).astype(np.intp)
     held = np.cumsum(np.bincount(buckets, weights))
