@@ -1,5 +1,5 @@
 """A weight on the device, in every form that it is held in: as it is computed with, packed in twelve bits for decode,
-or in few bits alone. A form is a dataclass that knows its bytes; a kernel says which one it reads."""
+or only in few bits. A form is a dataclass that knows its bytes. A kernel says which form it reads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Form(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plain:
-    """In the type that is computed in."""
+    """A weight in the type that products are computed in."""
 
-    weight: torch.Tensor  # [..., outputs, inputs]; of a gated product gate, then up
+    weight: torch.Tensor  # [..., outputs, inputs]; in a gated product first gate, then up
 
     @property
     def num_bytes(self) -> int:
@@ -40,7 +40,8 @@ LowBitMatrix = EightBitMatrix | FourBitMatrix | GroupedMatrix | ExpertMatrix | E
 
 
 def empty_low_bit(product: Product, code: Code, device: torch.device, *, has_order: bool = False) -> LowBitMatrix:
-    """Room for a matrix in a code of few bits, to be filled. `has_order`: its inputs have an order of their own."""
+    """Returns room for a matrix in a code of few bits, to be filled. `has_order` means that its inputs have an order of
+    their own."""
     if code.by_rows is not None:
         return ExpertMatrix.empty(product.shape, code.by_rows, device)
     if product.experts:
@@ -54,19 +55,20 @@ def empty_low_bit(product: Product, code: Code, device: torch.device, *, has_ord
 
 @dataclass(slots=True, eq=False)
 class Matrix:
-    """Whether a matrix can be packed shows only when its weights are there, after the model was made: so whoever
-    multiplies asks for its forms each time, and keeps none."""
+    """A weight with all its forms. Whether it can be packed shows only when its weights are there, after the model was
+    made. So a caller that multiplies asks for its forms each time, and keeps none."""
 
     name: str
     product: Product
     forms: dict[str, Form]  # by the names that kernels ask for
     bias: torch.Tensor | None = None
     in_float8: bool = False
-    """Whether rows may be rounded to float8 for it: of weights in few bits that float8 holds whole."""
+    """Whether rows may be rounded to float8 for it. That is possible for weights in few bits that float8 holds
+    exactly."""
 
     @property
     def form_names(self) -> tuple[str, ...]:
-        """What stands ahead is read where a table says so; the last one at any number of rows."""
+        """The names of its forms. The last is read at any number of rows, those before it only if a table says so."""
         return (in_float8(self.low_bit.code), *self.forms) if self.in_float8 else tuple(self.forms)
 
     @property
@@ -83,26 +85,26 @@ class Matrix:
 
     @property
     def low_bit(self) -> LowBitMatrix:
-        """Of a matrix that is held in few bits alone."""
+        """The only form of a matrix that is held in few bits."""
         (form,) = self.forms.values()
         assert isinstance(form, LowBitMatrix)
         return form
 
     @property
     def for_experts(self) -> torch.Tensor | ExpertMatrix:
-        """What kernels in Triton read of experts' weights: floats, or few bits as they are."""
+        """What Triton kernels read of experts' weights: floats, or few bits as they are."""
         stored = (form for form in self.forms.values() if isinstance(form, ExpertMatrix))
         return next(stored, None) or self.weight
 
     @property
     def coded_experts(self) -> PackedMatrix | ExpertUnits:
-        """What the product of experts in CUDA C++ reads."""
+        """The form that the product of experts in CUDA C++ reads."""
         found = self.packed or self.low_bit
         assert isinstance(found, PackedMatrix | ExpertUnits)
         return found
 
     def as_floats(self) -> torch.Tensor:
-        """float32 [..., outputs, inputs], as they are held"""
+        """Returns the weights as they are held, in float32 [..., outputs, inputs]."""
         return self.weight.float() if "plain" in self.forms else self.low_bit.dequantised()
 
     @property
@@ -115,7 +117,7 @@ class Matrix:
 
 
 def fill_packed(matrices: Iterable[Matrix]) -> list[tuple[Matrix, PackedMatrix]]:
-    """Launch what fills the packed forms that there is room for."""
+    """Launches the kernels that fill the packed forms that have room, and returns these forms."""
     packed = [(matrix, form) for matrix in matrices if (form := matrix.packed) is not None]
     for matrix, form in packed:
         pack_by_kernel(matrix.weight, form)
@@ -123,12 +125,12 @@ def fill_packed(matrices: Iterable[Matrix]) -> list[tuple[Matrix, PackedMatrix]]
 
 
 def pack(matrices: Iterable[Matrix]) -> tuple[str, ...]:
-    """Fill the packed forms. Returns the matrices that stay plain, since their weights are not all finite: those forms
-    are dropped."""
+    """Fills the packed forms. Returns the names of matrices that stay plain because their weights are not all finite.
+    Their packed forms are dropped."""
     packed = fill_packed(matrices)
     if not packed:
         return ()
-    # A row whose largest exponent is infinity's has an infinite factor. All are asked about at once: asking is waiting.
+    # A row whose largest exponent is infinity's has an infinite factor. All rows are read at once: each reading waits.
     are_finite = torch.stack([form.factors.isfinite().all() for _, form in packed]).tolist()
     left_plain = [matrix for (matrix, _), is_finite in zip(packed, are_finite, strict=True) if not is_finite]
     for matrix in left_plain:

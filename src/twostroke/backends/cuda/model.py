@@ -1,6 +1,6 @@
-"""The forward pass of a decoder on a device. Decode tokens come first, prefill chunks follow; attention is called once
-a phase on its own range. Which kernels multiply is `products.py`'s to know. Nothing here waits, allocates or reads a
-number back, so that all can be captured in a graph."""
+"""The forward pass of a decoder on a device. Decode tokens come first and prefill chunks follow. Attention is called
+once for each phase, on its own range. `products.py` knows which kernels multiply. Nothing here waits, allocates or
+reads a number back, so that all can be captured in a graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Decoder:
         first: int = 0,
         ranks: CardRanks | None = None,
     ) -> None:
-        """`first`: see `mixers_of`. `ranks`: all those that hold a part of the model each."""
+        """`first`: see `mixers_of`. `ranks` are all the ranks that hold a part of the model each."""
         self._spec, self.weights, self.ranks = spec, weights, ranks
         self._kernels = tuple(zip(kernels, windows_of(spec), strict=True))
         self._buffers, self._rows = buffers, rows
@@ -56,7 +56,7 @@ class Decoder:
         if weights.inputs is not None and buffers.inputs is not None:
             self._inputs = InputPath(spec, weights.inputs, buffers.inputs, self._products)
         self.recurrent = None
-        """The path of layers that keep states, if there are any."""
+        """The path of layers that keep states. None means that there are none."""
         if kv.states is not None and buffers.recurrent is not None:
             lengths = Lengths(rows.sampling.records, rows.tables[kv.states[0]])
             self.recurrent = RecurrentPath(spec, kv, buffers.recurrent, lengths)
@@ -68,18 +68,18 @@ class Decoder:
             in_layers -= in_experts * (moe.num_experts - moe.experts_per_token) // moe.num_experts
         self.multiply_adds_per_token = in_layers if ranks is None else ranks.largest(in_layers)
         kinds = {layer: index for index, layer in reversed(list(enumerate(spec.layers)))}
-        self.distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
-        """One of each kind: enough to meet every kernel of all of them, and of no other use."""
+        self.distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # the last layer has no norm behind it
+        """One layer of each kind. A pass through these alone meets every kernel, and is of no other use."""
         self._mlps = MlpPath(spec, weights.layers, buffers, self._products, choices, ranks)
         self._follow: Follow | None = None
         self.before_layer: Callable[[int], None] | None = None
-        """Called before each layer of a pass that no graph holds: its KV may still be on its way."""
+        """Called before each layer of a pass that no graph holds, since its KV may still be on its way."""
         self._taps: dict[int, torch.Tensor] = {}  # [max tokens, hidden] each, side by side
         self._side_by_side = buffers.residual
 
     def keep(self, layers: Sequence[int], follow: Follow) -> None:
-        """From now on every pass tells `follow` of its tokens, before any is sampled, and of the residual stream behind
-        these layers, side by side; -1: what enters the first."""
+        """Makes every pass from now on call `follow`, before any token is sampled, with the pass and with the residual
+        stream behind these layers, side by side. -1 means what enters the first layer."""
         last, hidden = self._spec.num_layers - 1, self._spec.hidden_size
         if any(not -1 <= layer <= last for layer in layers):
             raise ValueError(f"Layers {tuple(layers)} cannot be tapped: the last is {last}.")
@@ -88,12 +88,12 @@ class Decoder:
         self._taps = dict(zip(layers, self._side_by_side.split(hidden, dim=1) if layers else (), strict=True))
 
     def kept(self, layer: int) -> torch.Tensor:
-        """Of the last pass, the residual stream behind a layer that is kept  # [max tokens, hidden]"""
+        """Returns the residual stream of the last pass behind a layer that is kept  # [max tokens, hidden]"""
         return self._taps[layer]
 
     def prepare(self) -> None:
-        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
-        the experts', which layers share."""
+        """Compiles kernels that the steps at start-up may not all meet: those of the decodes' cuts, of long products
+        and of experts. Layers share them."""
         for kernels, windows in self._kernels:
             kernels.prepare(windows)
         for index in self.distinct_layers:
@@ -124,13 +124,13 @@ class Decoder:
     def forward(
         self, work: Pass, *, layers: Sequence[int] | None = None, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute every token and write its keys and values, in these layers: all (None), or `distinct_layers` for a
-        run that need only meet every kernel. Returns the residual stream # [num_tokens, hidden], or of the tokens
-        `wanted` alone (int32 indices): the last layer then goes on with those, once all keys are written."""
+        """Computes every token and writes its keys and values, in these layers: all (None), or `distinct_layers` for a
+        run that need only meet every kernel. Returns the residual stream # [num_tokens, hidden]. With `wanted` (int32
+        indices) it is only that of these tokens: the last layer goes on with them alone, once all keys are written."""
         weights, tokens, stream = self.weights, work.tokens, self._stream(len(work.tokens))
         scale = self._spec.embedding_scale
         positions = None
-        if work.decodes.slots:  # which know where they stand by their rows
+        if work.decodes.slots:  # their rows know their positions
             positions = Positions(tokens.positions, self._rows.sampling.records, self._buffers.positions[: len(tokens)])
             tokens = TokenArrays(tokens.token_ids, tokens.rows, positions.found)
         ids = (tokens.token_ids, tokens.rows, self._rows.last_tokens)
@@ -145,7 +145,7 @@ class Decoder:
     def go_through(
         self, work: Pass, *, layers: Sequence[int] | None = None, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The same of tokens that have entered the residual stream, and whose positions are known."""
+        """Computes tokens that have entered the residual stream already, and whose positions are known."""
         tokens, decodes, prefill = work.tokens, work.decodes, work.prefill
         stream = self._stream(len(tokens))
         places, states = tokens.positions[: decodes.slots], None if prefill is None else prefill.states
@@ -162,7 +162,7 @@ class Decoder:
         return residual
 
     def _gather_places(self, places: Places, tokens: TokenArrays, out: torch.Tensor) -> None:
-        """Of an encoder, which decodes nothing."""
+        """Fills the residual stream of an encoder, which decodes nothing."""
         own, ids = self._spec.places, (tokens.token_ids, tokens.rows, tokens.positions)
         assert own is not None
         first, eps = own.first_position, self._spec.norm_eps
@@ -173,7 +173,7 @@ class Decoder:
         self, work: Pass, stream: Stream, layers: Sequence[int] | None, wanted: torch.Tensor | None
     ) -> torch.Tensor:
         weights, last = self.weights, self._spec.num_layers - 1
-        selected = None if last in self._taps else wanted  # what is tapped is tapped of every token
+        selected = None if last in self._taps else wanted  # a tap needs every token
         for index in range(self._spec.num_layers) if layers is None else layers:
             layer = weights.layers[index]
             if self.before_layer is not None:
@@ -184,7 +184,7 @@ class Decoder:
             if layer.mix is not None:
                 mixed = self._mix(index, layer, layer.mix, stream, work, leaves_keys=is_all)
             if is_all:
-                return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
+                return stream.residual[:0]  # a chunk inside a prompt: only its keys are wanted
             if own is not None:
                 mixed, stream = self._select(mixed, stream.residual, own)
             self._finish(index, layer, mixed, stream, own)
@@ -198,7 +198,7 @@ class Decoder:
             self._taps[layer][: len(stream.residual)].copy_(stream.residual)
 
     def logits(self, residual: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab] float32"""
+        """Returns the logits of rows of the residual stream  # float32 [rows, vocab]"""
         spec, weights, count = self._spec, self.weights, len(residual)
         logits, stream = self._buffers.logits[:count], Stream(residual, self._buffers.normed[:count])
         found = logits if self.ranks is None else self.ranks.own_logits(count)
@@ -210,7 +210,7 @@ class Decoder:
         return logits
 
     def states(self, residual: torch.Tensor, out: torch.Tensor) -> None:
-        """Of a model that scores no tokens: its last ones, normed where it norms them  # float32 [rows, hidden]"""
+        """Writes the last states of a model that gives no logits, normed if it norms them  # float32 [rows, hidden]"""
         if (norm := self.weights.final_norm) is None:
             out.copy_(residual)
         else:
@@ -235,8 +235,8 @@ class Decoder:
         stream: Stream,
         selected: torch.Tensor | None,
     ) -> None:
-        """A layer after its attention; the stream may leave normed for the next. `selected`: the tokens that went on,
-        if not all did."""
+        """Computes the part of a layer after its attention. The stream may leave normed for the next layer. `selected`
+        are the tokens that went on, if not all did."""
         layers = self.weights.layers
         behind = layers[index + 1] if index + 1 < len(layers) else None
         next_norm = None if behind is None else behind.first_norm
@@ -261,8 +261,8 @@ class Decoder:
         *,
         leaves_keys: bool,
     ) -> torch.Tensor:
-        """What tokens make of each other, each phase by its own path  # [num_tokens, what `o` reads]. `leaves_keys`:
-        what is left for later tokens is all that is wanted."""
+        """Computes what tokens read of each other, each phase by its own path  # [num_tokens, what `o` reads].
+        `leaves_keys` means that only what is left for later tokens is wanted."""
         tokens, decodes, number, buffers = work.tokens, work.decodes, len(work.tokens), self._buffers
         out = buffers.attention_of(number, mix.o.product.width)
         if mix.recurrent is not None:
@@ -299,6 +299,6 @@ class Decoder:
     def settle_states(
         self, rows: torch.Tensor, counts: torch.Tensor, *, width: int, saves: torch.Tensor | None = None
     ) -> None:
-        """Of a step that verified drafts; see `RecurrentPath.settle`."""
+        """Settles the states of a step that verified drafts; see `RecurrentPath.settle`."""
         if self.recurrent is not None:
             self.recurrent.settle(self.weights.layers, rows, counts, width=width, saves=saves)

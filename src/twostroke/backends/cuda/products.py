@@ -1,5 +1,6 @@
-"""A layer's matrices times the rows of a step, with what stands between them: gates, norms, the residual stream. Which
-kernel multiplies is the table's to say, how it is launched `product_launches.py`'s; knows which take the norm along."""
+"""Multiplies a layer's matrices with the rows of a step, and does what lies between products: gates, norms, the
+residual stream. A table says which kernel multiplies, and `product_launches.py` how it is launched. Knows which kernels
+norm their rows themselves."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from twostroke.backends.cuda.ranks import CardRanks
 
 LONG_ROWS = 256
-"""Steps of fewer rows are all launched at start; of the lengths beyond there are too many."""
+"""Steps of fewer rows are all launched at start-up. There are too many longer lengths for that."""
 
 
 def card_of(device: torch.device, dtype: torch.dtype) -> Card:
@@ -43,14 +44,14 @@ def card_of(device: torch.device, dtype: torch.dtype) -> Card:
 
 
 def card_for(device: torch.device, dtype: torch.dtype, formats: Formats) -> Card:
-    """As an engine's formats let it be used: its float8 is for rows that may be rounded."""
+    """Returns the card as an engine's formats let it be used: its float8 serves only if rows may be rounded."""
     card = card_of(device, dtype)
     has_float8 = card.has_float8 and formats.inputs_in_float8 is not False
     return replace(card, has_float8=has_float8, prefers_float8=formats.arithmetic == "fp8")
 
 
 def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | str:
-    """What copies for decode take on the current device and spare its steps; or why there can be none."""
+    """Returns what copies for decode take on the current device and spare its steps, or why there can be none."""
     card = card_of(torch.device("cuda"), torch.bfloat16)
     is_asked = formats.weights == "bf16" or is_low_bit(formats)
     reason = why_not() if target_of("cuda").is_hopper and is_asked else None
@@ -66,7 +67,7 @@ class Stream:
     residual: torch.Tensor  # [num_rows, hidden]
     room: torch.Tensor  # [num_rows, hidden]
     normed_by: torch.Tensor | None = None
-    """Whose norm of the residual, as it is now, lies there; None: nobody's."""
+    """The norm whose result for the present residual lies in `room`. None means that nothing does."""
 
 
 class Products:
@@ -79,7 +80,7 @@ class Products:
         return self._choice(matrix, num_rows).kernel.fuses
 
     def normed(self, stream: Stream, norm: torch.Tensor | None) -> torch.Tensor:
-        """None: blocks that read the stream as it is."""
+        """Returns the stream normed by `norm`. None is for blocks that read the stream as it is."""
         if norm is None:
             return stream.residual
         if stream.normed_by is not norm:
@@ -88,8 +89,8 @@ class Products:
         return stream.room
 
     def multiply(self, stream: Stream, norm: torch.Tensor | None, matrix: Matrix, out: torch.Tensor) -> None:
-        """out [num_rows, outputs] = norm(stream) @ matrix.T, plus its bias, gated or activated, as the matrix has it;
-        without a norm the stream itself."""
+        """Computes out [num_rows, outputs] = norm(stream) @ matrix.T, plus its bias, gated or activated, as the matrix
+        has it. Without a norm it reads the stream itself."""
         choice = self._choice(matrix, len(out))
         kind = self._activation if matrix.product.is_gated else None
         if isinstance(choice.tile, GemvConfig):
@@ -103,7 +104,7 @@ class Products:
             activate_rows(out, kind=self._alone)
 
     def apply(self, x: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> None:
-        """out [num_rows, outputs] = x @ matrix.T, plus its bias: of rows that are as they should be."""
+        """Computes out [num_rows, outputs] = x @ matrix.T, plus its bias, for rows that need no norm."""
         choice = self._choice(matrix, len(out))
         if isinstance(choice.tile, GemvConfig):
             linear_few(x, matrix.weight, out, bias=matrix.bias, config=choice.tile)
@@ -120,9 +121,9 @@ class Products:
         scale: torch.Tensor | None = None,
         ranks: CardRanks | None = None,
     ) -> None:
-        """What a block found joins the residual stream; where that takes a kernel of its own, it norms the stream for
-        the next block, if there is one. `scale`: of a layer that ends here, and norms what it found. `ranks`: who find
-        a part of it each."""
+        """Adds a block's result to the residual stream. If that takes a kernel of its own, it also norms the stream for
+        the next block, if there is one. `scale` is that of a layer that ends here and norms its result. `ranks` each
+        compute a part of the result."""
         assert scale is None or post_norm is not None
         if ranks is not None:
             ranks.add_up(found := self.whole(x, matrix))
@@ -144,14 +145,16 @@ class Products:
         self.add(self._multiplied(choice, x, matrix, self.found(len(x))), stream, post_norm, next_norm, scale)
 
     def _multiplied(self, choice: KernelChoice, x: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> torch.Tensor:
-        """In `out` [num_rows, hidden], or in parts that its reader adds up  # float32 [parts, num_rows, hidden]"""
+        """Returns the product in `out` [num_rows, hidden], or in parts that its reader adds up  # float32 [parts,
+        num_rows, hidden]"""
         if parts := choice.tile.sums:
             out = self._scratch.sums[: parts * out.numel()].view(parts, *out.shape)
         self._launch(choice, x, matrix, out, None)
         return out
 
     def whole(self, x: torch.Tensor, matrix: Matrix, out: torch.Tensor | None = None) -> torch.Tensor:
-        """What a block found, by itself, in `out`; None: where `found` has room  # [num_rows, hidden]"""
+        """Returns a block's result, not added to the stream, in `out`. None means the room that `found` returns  #
+        [num_rows, hidden]"""
         choice, out = self._choice(matrix, len(x)), self.found(len(x)) if out is None else out
         if isinstance(choice.tile, GemvConfig):
             linear_few(x, matrix.weight, out, bias=matrix.bias, config=choice.tile)
@@ -171,22 +174,22 @@ class Products:
         next_norm: torch.Tensor | None,
         scale: torch.Tensor | None = None,
     ) -> None:
-        """The same, of what was multiplied before."""
+        """Adds a block's result to the residual stream, as `join` does, once the product is computed."""
         out = None if next_norm is None else stream.room
         add_rms_norm(found, stream.residual, next_norm, out, eps=self._eps, post_weight=post_norm, scale=scale)
         stream.normed_by = next_norm
 
     def end(self, stream: Stream, norm: AfterNorm | None) -> None:
-        """Of an encoder's block, which has joined the stream: that is normed itself."""
+        """Norms the stream itself after an encoder's block has joined it."""
         if norm is not None:
             layer_norm(stream.residual, norm.weight, norm.bias, eps=self._eps)
 
     def found(self, num_rows: int) -> torch.Tensor:
-        """Room for what a block found, until another joins the stream  # [num_rows, hidden]"""
+        """Returns room for a block's result, until another joins the stream  # [num_rows, hidden]"""
         return self._scratch.found[:num_rows]
 
     def long_rows(self, matrix: Matrix) -> list[int]:
-        """Numbers of rows that, together, meet every kernel of more rows than start-up's steps have."""
+        """Returns numbers of rows that together meet every kernel of more rows than start-up's steps have."""
         lines = self._choices.later_lines(matrix.product, matrix.form_names, LONG_ROWS)
         return [rows for rows, _ in lines]
 

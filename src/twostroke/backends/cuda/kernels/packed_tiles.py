@@ -1,5 +1,5 @@
-"""How products with weights of few bits are cut: what a tile takes of the chip, and which are worth measuring. Which
-one a product gets is a table's to say."""
+"""Decides how products with weights of few bits are cut: what a tile takes of the chip, and which tiles are worth
+measuring. A table says which one a product gets."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from twostroke.backends.cuda.kernels.packed_format import TWELVE, Code, can_pack
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card, Product, Settings, busy_share, declines
 
 SHARED_BYTES: Final = 228 * 1024
-"""What programs on a multiprocessor of Hopper share."""
+"""The shared memory of one of Hopper's multiprocessors, for all its programs."""
 OWN_BYTES: Final = 3 * 1024
-"""Of that, what each takes for itself, with room for barriers."""
+"""What each program takes of it for itself, with room for barriers."""
 PACKED_SHARED_BYTES: Final = SHARED_BYTES - OWN_BYTES
-"""What a program may have that is alone there."""
+"""What a program may have of it that runs alone on its multiprocessor."""
 ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
 LEAST_STAGES: Final = 3
 MAX_DENSE_ROWS: Final = 256
 DENSE_ROWS: Final = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, MAX_DENSE_ROWS)
-"""Tokens that a program of a dense product multiplies with: kernels are compiled for these alone."""
+"""How many tokens a program of a dense product multiplies at a time. Kernels are compiled for these numbers alone."""
 WHOLE_ROUND_ROWS: Final = 64
-"""Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
-registers for that."""
+"""Up to so many rows a round is unpacked as a whole, and a group's rounds must be an even number. The sums of more rows
+leave no registers for that."""
 MANY_SUMS: Final = 320
 LEAST_SHARE: Final = 0.6
-"""Of multiprocessors that programs keep busy, for a tile to be worth measuring."""
+"""The share of multiprocessors that programs must keep busy for a tile to be worth measuring."""
 MOST_ROWS_OF_TWO: Final = 32
-"""Of two programs at once, of two groups with a unit each: they have half the registers."""
+"""The most rows if two programs run at once, with two groups of one unit each: they have half the registers."""
 MOST_SUMS: Final = {2: 384, 3: 192, 4: 128}
-"""Rows times a group's units whose sums leave registers for half a round; and by groups, for anything at all."""
+"""The most rows times units of a group, by the number of groups. More sums leave no registers for anything else;
+MANY_SUMS is the most that leaves room for half a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTile:
-    """What a program computes at a time: all outputs of `groups` times `units` units, of `rows` tokens."""
+    """What a program computes at a time: all outputs of `groups` times `units` units, for `rows` tokens."""
 
     rows: int
     groups: int
     units: int = 1
     stages: int = MAX_STAGES
-    splits: int = 1  # parts of the depth, whose sums the product's reader adds up
+    splits: int = 1  # parts of the depth; the product's reader adds their sums up
     shared: bool = False
-    """Groups have the same units and take turns in their rounds, where there are too few units for all programs."""
+    """Whether groups have the same units and take turns in their rounds. That helps if there are too few units for all
+    programs."""
     code: Code = TWELVE
     at_once: int = 1
-    """Programs that a multiprocessor runs beside each other: while one waits or begins, another multiplies."""
+    """How many programs a multiprocessor runs beside each other: while one waits or begins, another multiplies."""
 
     @property
     def sums(self) -> int:
@@ -59,12 +61,12 @@ class PackedTile:
 
     @property
     def steps(self) -> int:
-        """Quarters of a round that are unpacked and multiplied together: the more sums there are, the fewer."""
+        """How many quarters of a round are unpacked and multiplied together: the more sums there are, the fewer."""
         return 4 if self.rows <= WHOLE_ROUND_ROWS else 2 if self.rows * self.units <= MANY_SUMS else 1
 
     @property
     def rounds_at_once(self) -> int:
-        """A program's rounds are a multiple of this; a kernel would wait for ever for one that is missing."""
+        """A program's rounds must be a multiple of this. A kernel would wait for ever for a round that is missing."""
         return (self.groups if self.shared else 1) * (2 if self.steps * 16 == self.code.depth else 1)
 
     @property
@@ -78,14 +80,15 @@ class PackedTile:
 
     @property
     def held_stages(self) -> int:
-        """Of groups that take turns each has stages of its own: a barrier tells a lap from the one before it, and no
-        more, so whoever waits there must have met it in every lap."""
+        """How many stages fit. Groups that take turns have stages of their own: a barrier only tells a lap from the one
+        before it, so a group that waits there must have met it in every lap."""
         stages = min(self.stages, (self.most_shared_bytes - ALIGNMENT) // self.stage_bytes)
         return stages - stages % self.groups if self.shared else stages
 
     @property
     def least_stages(self) -> int:
-        """Rounds of codes of eight bits and fewer are twice as deep: two of them are four of twelve bits."""
+        """The fewest stages. Rounds of codes of eight bits and fewer are twice as deep, so two of them are four of
+        twelve bits."""
         return LEAST_STAGES if self.code is TWELVE else 2
 
     @property
@@ -128,12 +131,12 @@ class PackedTile:
 
 
 class PackedProducts:
-    """Of one code."""
+    """The kernel of products with packed weights of one code."""
 
     fuses = False
 
     def __init__(self, code: Code = TWELVE, most_by_rule: int = MAX_DENSE_ROWS) -> None:
-        """`most_by_rule`: rows that it takes where no table has a line."""
+        """`most_by_rule` is the most rows that it takes if no table has a line."""
         self.name = self.form = code.name
         self._code, self._most_by_rule = code, most_by_rule
 
@@ -150,7 +153,7 @@ class PackedProducts:
         return tile.fault(product, rows, card.num_sms) or tile
 
     def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
-        """Those that keep most multiprocessors busy."""
+        """Returns the settings of tiles that keep most multiprocessors busy."""
         found = []
         for settings, tile in self._accepted(product, rows, card):
             programs, room = tile.programs(product), card.num_sms * tile.at_once
@@ -168,8 +171,8 @@ class PackedProducts:
         return found
 
     def _by_rule(self, product: Product, rows: int, card: Card) -> PackedTile | str:
-        """Where no table has a line: two programs at once where there are enough of them and rows are few; else what
-        keeps most multiprocessors busy, in as few parts as that takes."""
+        """Returns a tile for a product that no table has a line for. It runs two programs at once if there are enough
+        of them and rows are few. Otherwise it keeps most multiprocessors busy, in as few parts as that takes."""
         if rows > self._most_by_rule:
             return f"of more than {self._most_by_rule} rows others are faster"
 
