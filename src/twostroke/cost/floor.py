@@ -15,7 +15,8 @@ from twostroke.cost.model_shape import ModelShape
 
 
 def prefill_multiply_adds(shape: ModelShape, start: int, num_tokens: int) -> int:
-    """To read `num_tokens` from position `start` on. The head runs for the last position alone."""
+    """Returns the multiply-adds to read `num_tokens` from position `start` on. The head runs for the last position
+    alone."""
     if num_tokens <= 0:
         return 0
     return (
@@ -26,8 +27,8 @@ def prefill_multiply_adds(shape: ModelShape, start: int, num_tokens: int) -> int
 
 
 def prefill_floor_s(shape: ModelShape, start: int, num_tokens: int, ceilings: Ceilings) -> float:
-    """Seconds to read `num_tokens` from position `start` on (what lies before is cached) and give the first token:
-    by arithmetic, or by the weights that must be read at least once, whichever takes longer."""
+    """Returns the least seconds to read `num_tokens` from position `start` on and give the first token. What lies
+    before is cached. Either arithmetic takes them, or reading the weights once, whichever is longer."""
     if num_tokens <= 0:
         return 0.0
     compute_s = prefill_multiply_adds(shape, start, num_tokens) / ceilings.multiply_adds_per_s
@@ -35,8 +36,8 @@ def prefill_floor_s(shape: ModelShape, start: int, num_tokens: int, ceilings: Ce
 
 
 def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> float:
-    """Seconds to write one token alone, when `context_len` tokens (the one that enters among them) are known: every
-    weight that it meets and the KV of that context are read once."""
+    """Returns the least seconds to write one token alone, when `context_len` tokens, the one that enters included, are
+    known. Every weight that it meets and the KV of that context are read once."""
     weights = shape.weight_bytes_read(1)
     return (weights + shape.kv_bytes_moved(context_len)) / ceilings.read_bytes_per_s
 
@@ -44,8 +45,8 @@ def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> f
 def decode_run_floor_s(
     shape: ModelShape, first_context: int, num_tokens: int, ceilings: Ceilings, num_steps: int | None = None
 ) -> float:
-    """The same for `num_tokens` in a row, the first of them at a context of `first_context`. `num_steps`: in which they
-    were written, where drafts held; the contexts of steps are spread evenly over the answer."""
+    """Returns the same for `num_tokens` in a row, the first of them at a context of `first_context`. `num_steps` is in
+    how many steps they were written, if drafts held. The contexts of steps are spread evenly over the answer."""
     kv_bytes = sum(
         group.query_key_pairs(first_context - 1, num_tokens) * group.moved_per_position for group in shape.kv_groups
     )
@@ -59,18 +60,18 @@ class StepWork:
     """What a step computes, as its cost sees it."""
 
     chunks: tuple[tuple[int, int], ...] = ()
-    """Of each prefill chunk: its first position and its number of tokens."""
+    """The first position and the number of tokens of each prefill chunk."""
     num_sampling_chunks: int = 0
-    """Chunks whose last position yields a token: the head runs for those alone."""
+    """How many chunks yield a token at their last position. The head runs for those alone."""
     contexts: Sequence[int] = ()
-    """Of each decode slot: the tokens known, those that enter among them."""
+    """How many tokens each decode slot's sequence has, those that enter included."""
     queries: Sequence[int] = ()
-    """Of each decode slot: the tokens that enter, its own and its drafts. They read its context once, and each has
-    logits of its own. Empty: one a slot."""
+    """How many tokens enter at each decode slot, its own and its drafts. They read its context once, and each has
+    logits of its own. Empty means one for each slot."""
 
     @property
     def num_queries(self) -> int:
-        """Of all decode slots."""
+        """How many tokens enter at all decode slots."""
         return sum(self.queries) if self.queries else len(self.contexts)
 
     @property
@@ -79,8 +80,8 @@ class StepWork:
 
 
 def work_of(step: Step, drafted: Mapping[int, Drafted] | None = None) -> StepWork:
-    """`drafted`: of a step that came back, the drafts that were computed; None: the most that may be. The contexts are
-    kept in an array: whoever logs thousands of steps keeps them small."""
+    """Returns the work of a step. `drafted` has the drafts that were computed in a step that came back. None means to
+    count the most that may be. The contexts are kept in an array, which is small: logs hold thousands of steps."""
     queries: Sequence[int] = ()
     if step.has_drafts and drafted is None:
         queries = [slot.num_queries for slot in step.decodes]
@@ -106,7 +107,7 @@ def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
 
 
 def contexts_multiply_adds(shape: ModelShape, contexts: Sequence[int]) -> int:
-    """Of one query at the end of each context: `attention_multiply_adds`, for all of them together."""
+    """Returns the sum of `attention_multiply_adds` over one query at the end of each context."""
     total, head_width = 0, shape.num_heads * shape.head_dim
     for group in shape.kv_groups:
         if group.latent is None:
@@ -118,8 +119,8 @@ def contexts_multiply_adds(shape: ModelShape, contexts: Sequence[int]) -> int:
 
 
 def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
-    """K and V that a slot at the end of each context reads; of a state, also what it writes. There may be hundreds in
-    every step."""
+    """Returns the bytes of K and V that slots at the end of these contexts read; for states, also what they write.
+    There may be hundreds of contexts in every step."""
     read = 0
     for group in shape.kv_groups:
         positions = sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window)))
@@ -128,15 +129,17 @@ def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
 
 
 def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
-    """The weights that it meets, once, in the form that a step of this size reads; each context; what lies before a
-    chunk, once for all its queries. States are written, too, once a slot or chunk."""
+    """Returns the bytes that a step reads: the weights that it meets, once, in the form for a step of this size; each
+    context; and what lies before a chunk, once for all its queries. States are written, too, once for each slot or
+    chunk."""
     prefixes = sum(group.moved_before(start) for start, _ in work.chunks for group in shape.kv_groups)
     weights = shape.weight_bytes_read(work.num_tokens)
     return weights + contexts_bytes_read(shape, work.contexts) + prefixes
 
 
 def step_floor_s(shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
-    """Seconds of one step with exactly this work: by its bytes or by its arithmetic, whichever takes longer."""
+    """Returns the least seconds of one step with exactly this work: for its bytes or for its arithmetic, whichever
+    takes longer."""
     if work.num_tokens == 0:
         return 0.0
     compute_s = step_multiply_adds(shape, work) / ceilings.multiply_adds_per_s

@@ -1,6 +1,6 @@
-"""How long a step should take: a handful of physical terms, each the floor of one part of the work, times what that
-part costs here for each second of floor. The factors are fitted as steps are measured, and so is the error of the
-predictions. Knows shapes and rates; knows nothing of backends."""
+"""Predicts how long a step takes, from a handful of physical terms. Each is the floor of one part of the work, times
+what that part costs here for each second of floor. The factors are fitted as steps are measured, and so is the error of
+the predictions. Knows shapes and rates; knows nothing of backends."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from twostroke.cost.online_fit import OnlineFit
 from twostroke.cost.row_factors import RowFactors
 
 OVERHEAD_UNIT_S = 1e-3
-"""Overheads are fitted in milliseconds, so that all coefficients are of a size."""
+"""Overheads are fitted in milliseconds, so that all coefficients are of similar size."""
 ERROR_WINDOW = 200
-"""About how many of the latest predictions the error is the mean of."""
+"""The error is the mean over about so many of the latest predictions."""
 SURPRISE = 0.3
-"""A step further off than this share teaches in inverse proportion to how far: something else held it up."""
+"""If a prediction is off by more than this share, the step teaches less in proportion: something else held it up."""
 TRUSTED_AFTER = 10
-"""Observations before which nothing counts as a surprise."""
+"""How many observations are made before anything counts as a surprise."""
 KNOWN_AFTER, KNOWN_STRIDE = 64, 8
-"""Of a kind that was seen KNOWN_AFTER times, only every KNOWN_STRIDEth step teaches: most steps of an engine are like
-the one before, and learning takes some of the time that a small model's step has."""
+"""Once a kind of step was seen KNOWN_AFTER times, only every KNOWN_STRIDEth one teaches. Most steps of an engine are
+like the one before, and learning takes some of the time of a small model's step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Seconds of overhead, and for each other part of a step how many times its floor it takes."""
+    """Seconds of overhead and, for each other part of a step, how many times its floor that part takes."""
 
     step_s: float = 2e-4
-    """Any step, whatever is in it."""
+    """Overhead of any step, whatever is in it."""
     prefill_s: float = 2e-4
-    """A step that holds a prefill chunk, on top."""
+    """Further overhead of a step that holds a prefill chunk."""
     weights_alone: float = 1.1
     """Reading the weights once, at the measured bandwidth, in a step of one token: backends have kernels for it."""
     weights: float = 1.2
-    """The same in a step of several tokens."""
+    """Reading the weights once in a step of several tokens."""
     matmul_in_shadow: float = 0.3
-    """Arithmetic of the layers' matrix products, as much as takes no longer than reading the weights: free where the
-    hardware overlaps the two."""
+    """Arithmetic of the layers' matrix products, up to the time of reading the weights. It is free where the hardware
+    overlaps the two."""
     matmul: float = 1.3
     """The rest of that arithmetic, at the measured peak."""
     attention: float = 2.0
-    """Scores and weighted values of prefill chunks, and of drafts, which meet a context that their slot has read. Of a
-    chunk so short that reading the KV before it takes longer, that."""
+    """Scores and weighted values of prefill chunks, and of drafts, which meet a context that their slot has read. If
+    reading the KV before a short chunk takes longer, it is that reading."""
     kv: float = 1.5
     """Reading the contexts of decode slots, at the measured bandwidth."""
     sampled: float = 1.5
-    """The head's arithmetic, and whatever else a token that may be sampled takes, for each of them."""
+    """The head's arithmetic, and all else that a token takes because it may be sampled."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -61,15 +61,16 @@ class Coefficients:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Coefficients:
-        """From parsed JSON; raises ValueError for anything but all of the fields, as sound numbers."""
+        """Returns the coefficients of parsed JSON. Raises ValueError for anything but all of the fields, as valid
+        numbers."""
         names = [field.name for field in fields(cls)]
         if set(values) != set(names):
             raise ValueError(f"coefficients are {', '.join(names)}, not {', '.join(sorted(map(str, values)))}")
-        return cls(**values)  # type: ignore[arg-type]  # __post_init__ looks at each
+        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks each
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """What each of `StepTerms` is multiplied by."""
+        """The numbers that the terms of `StepTerms` are multiplied by."""
         return tuple(getattr(self, name) / unit for name, unit in _UNITS.items())
 
 
@@ -78,7 +79,7 @@ _UNITS = {name: OVERHEAD_UNIT_S if name.endswith("_s") else 1.0 for name in PART
 
 
 class StepTerms:
-    """A step taken apart: the unit of overheads, then the floor of each part, in the order of `Coefficients`."""
+    """Divides a step into terms: the unit of overheads, then the floor of each part, in the order of `Coefficients`."""
 
     def __init__(self, shape: ModelShape, ceilings: Ceilings) -> None:
         self._shape = shape
@@ -93,8 +94,8 @@ class StepTerms:
         return math.fsum(map(mul, self.of(work), factors))
 
     def _streams_seconds(self, contexts: Sequence[int], factors: Sequence[float]) -> float:
-        """The same of a step in which streams only write, one token each: most steps are such, and whoever schedules
-        asks for several of them at each. The terms that are 0 are left out: an exact sum does not miss them."""
+        """Returns the same for a step in which streams only write, one token each. Most steps are such, and a scheduler
+        asks for several of them at each. Terms that are 0 are left out, which does not change an exact sum."""
         num_tokens = len(contexts)
         weights_s = self._shape.expected_bytes_read(num_tokens) / self._read_bytes_per_s
         matmul_s = self._matmul_s_per_token * num_tokens
@@ -136,7 +137,7 @@ class StepTerms:
         )
 
     def _attention_s(self, start: int, length: int) -> float:
-        """Of a chunk."""
+        """Returns the floor of a chunk's attention."""
         seconds = self._multiply_adds_s(start, length, is_chunk=True)
         return max(seconds, self._shape.kv_bytes_read(start) / self._read_bytes_per_s) if start else seconds
 
@@ -153,14 +154,14 @@ class StepCost:
         coefficients: Coefficients | None = None,
         calibrated_error: float | None = None,
     ) -> None:
-        """`coefficients`: from a calibration, whose own error is `calibrated_error`; None: to begin with, what engines
-        commonly reach."""
+        """`coefficients` come from a calibration, whose own error is `calibrated_error`. None means to begin with what
+        engines commonly reach."""
         self.shape = shape
         self.ceilings = ceilings
         self.calibrated_error = calibrated_error
         self.num_observed = 0
         self.error: float | None = None
-        """Running mean of |predicted - measured| / measured, each predicted before it was measured."""
+        """Running mean of |predicted - measured| / measured. Each step was predicted before it was measured."""
         self._seen: dict[tuple[int, int], int] = {}
         self._fit = OnlineFit(list((coefficients or Coefficients()).factors))
         self._rows = RowFactors()
@@ -171,11 +172,11 @@ class StepCost:
         return Coefficients(*map(mul, self._fit.coefficients, _UNITS.values()))
 
     def seconds(self, work: StepWork) -> float:
-        """What a step with exactly this work should take."""
+        """Returns the seconds that a step with exactly this work should take."""
         return self._factor(work) * self._terms.seconds(work, self._fit.coefficients)
 
     def parts(self, work: StepWork) -> dict[str, float]:
-        """The same, in seconds by part, named as in `Coefficients`."""
+        """Returns these seconds by part, named as in `Coefficients`."""
         factor = self._factor(work)
         seconds = [factor * part for part in map(mul, self._terms.of(work), self._fit.coefficients)]
         return dict(zip(PARTS, seconds, strict=True))
@@ -184,7 +185,7 @@ class StepCost:
         return 1.0 if work.chunks else self._rows.of(work.num_queries)
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Count how far off the prediction of a step was, and learn from what it took."""
+        """Counts how far off the prediction of a step was, and learns from what it took."""
         if not 0.0 < seconds < math.inf:
             return
         terms = self._terms.of(work)
@@ -202,7 +203,7 @@ class StepCost:
         seen = self._seen[kind] = self._seen.get(kind, 0) + 1
         if seen > KNOWN_AFTER and seen % KNOWN_STRIDE:
             return
-        # Errors count relative to the step; the larger of the two keeps a wild one from weighing without bound.
+        # Errors count relative to the step. The larger of the two bounds the weight of a prediction that is far off.
         scale = max(seconds, predicted) if self.num_observed > TRUSTED_AFTER else seconds
         surprise = miss / (scale * SURPRISE)
         if surprise > 1.0 and self.num_observed > TRUSTED_AFTER:

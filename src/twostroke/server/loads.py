@@ -1,5 +1,6 @@
-"""`/v1/loads`: where this worker stands, in the words that routers read (smg polls it, SGLang has it). One rank: those
-of one engine share its queue and its KV. Made from the engine's last Stats, as `/metrics` is."""
+"""`/v1/loads` tells routers how loaded this worker is, in the fields that they read (smg polls it, SGLang has it). It
+reports one rank, since all ranks of one engine share its queue and its KV. Made from the engine's last Stats, as
+`/metrics` is."""
 
 from __future__ import annotations
 
@@ -21,23 +22,23 @@ router = APIRouter(responses=ERRORS)
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Of one rank."""
+    """The load of one rank."""
 
     dp_rank: int = 0
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     num_total_reqs: int = 0
     num_waiting_uncached_tokens: int = 0
-    """Known tokens that no launched step covers: those of prompts that are being read are among them."""
+    """Known tokens that no launched step covers, those of prompts that are being read included."""
     num_used_tokens: int = 0
-    """Of KV, that running requests hold: in the group of which the most is held."""
+    """Tokens of KV that running requests hold, in the KV group of which the largest share is held."""
     max_total_num_tokens: int = 0
     token_usage: float = 0.0
-    """The share of KV blocks that running requests hold: `vllm:kv_cache_usage_perc`."""
+    """The share of KV blocks that running requests hold, as `vllm:kv_cache_usage_perc` has it."""
     gen_throughput: float = 0.0
-    """Tokens that decode wrote a second, over the last minute."""
+    """Tokens a second that decode wrote, over the last minute."""
     cache_hit_rate: float = 0.0
-    """Of prompt tokens, those found in the prefix cache since the engine started."""
+    """The share of prompt tokens that were found in the prefix cache since the engine started."""
     utilization: float = 0.0
     """The share of running slots that are taken."""
     max_running_requests: int = 0
@@ -47,7 +48,7 @@ class Loads(msgspec.Struct, frozen=True):
     timestamp: str
     version: str
     role: str
-    """prefill, decode or both."""
+    """The role of the engine: prefill, decode or both."""
     dp_rank_count: int
     loads: tuple[Load, ...]
 
@@ -85,8 +86,8 @@ def load_of(metrics: Metrics, stats: Stats, facts: Ready) -> Load:
 
 
 def _fullest(stats: Stats, facts: Ready) -> tuple[int, int]:
-    """Blocks that are held, and all, of the KV group of which the largest share is held. A state is no block of
-    tokens."""
+    """Returns how many blocks are held, and how many there are, in the KV group of which the largest share is held.
+    Groups of states do not count: their blocks hold no tokens."""
     groups = [
         (used, free + cached + used)
         for (free, cached, used), group in zip_longest(stats.blocks, facts.kv_groups)
