@@ -1,5 +1,6 @@
-"""What a backend is: it executes Steps on one device, in the order they are launched, and keeps a row for each running
-Sequence. It declares what it supports, or declines with a reason. Chooses no work: that is the scheduler's."""
+"""The interface of backends. A backend executes Steps on one device, in the order they are launched, and keeps a row
+for each running Sequence. It declares what it supports, or declines with a reason. It chooses no work: the scheduler
+does."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Ticket(Protocol):
         """Whether `result()` would return at once."""
 
     def result(self) -> StepResult:
-        """Wait for the step. Tickets are awaited in launch order."""
+        """Waits for the step, and returns its result. Tickets are awaited in launch order."""
 
 
 class Backend(Protocol):
@@ -93,15 +94,15 @@ class MaskingBackend(Protocol):
     """A backend that can keep answers within a grammar. Another backend is never sent such a request."""
 
     def use_grammars(self, grammars: Grammars) -> None:
-        """Told once, before the first step."""
+        """Called once, before the first step."""
 
 
 @runtime_checkable
 class SpeculatingBackend(Protocol):
-    """A backend that asks somebody for drafts while it runs a step, where every token is known."""
+    """A backend that asks a Speculator for drafts while it runs a step, when every token is known."""
 
     def use_speculator(self, speculator: Speculator) -> None:
-        """Told once, before the first step."""
+        """Called once, before the first step."""
 
     def forget_texts(self) -> None:
         """Drops, before the next step, the texts of ended requests that drafts are made from."""
@@ -175,7 +176,7 @@ share a card."""
 
 
 class RanksPartedError(Exception):
-    """Ranks on cards did not meet: some rank is gone."""
+    """Ranks on cards did not meet, because some rank is gone."""
 
 
 class Join(Protocol):

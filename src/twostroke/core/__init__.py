@@ -1,1 +1,1 @@
-"""The nouns that every room shares. Standard library only."""
+"""The types that all packages share. Uses the standard library alone."""

@@ -34,7 +34,7 @@ class TokenEvent(NamedTuple):
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: SequenceTiming | None = None
-    """Set on the last event."""
+    """The times of this sample. Set on the last event."""
     stop_string: str | None = None
     """The stop string that ended the answer. None means that something else ended it."""
     handoff: Handoff | None = None

@@ -15,12 +15,12 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
-    """Lower runs first; equal priorities run in order of arrival."""
+    """Requests of lower priority numbers run first. Equal ones run in order of arrival."""
     eos_token_ids: frozenset[int] = frozenset()
     cache_salt: str = ""
-    """Requests with different salts never share a prefix: it keeps tenants apart."""
+    """Requests with different salts never share a prefix. This keeps tenants apart."""
     arrival_s: float = 0.0
-    """On the engine's monotonic clock; `Engine.add` fills it in."""
+    """When it arrived, on the engine's monotonic clock. `Engine.add` sets it."""
     seed: int = 0
     """The seed in force: the user's, or one drawn by the engine."""
     tenant: str = ""

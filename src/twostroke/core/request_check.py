@@ -1,5 +1,5 @@
-"""Whether a request's token ids exist in a model's vocabulary: asked once, before the request is queued, so that no
-backend meets an id it cannot index."""
+"""Checks that a request's token ids exist in a model's vocabulary. This is done once, before the request is queued, so
+that no backend meets an id it cannot index."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One sample's progress through its two phases. Only `Scheduler.apply` advances one that was scheduled. Whoever makes
-one that no scheduler knows, to have KV entered that came from elsewhere, says itself how far it is computed.
+"""One sample's progress through its two phases. Only `Scheduler.apply` advances a Sequence that was scheduled. Code
+that makes one which no scheduler knows, to enter KV that came from elsewhere, says itself how far it is computed.
 
 tokens    [ prompt ............... | output ....... ]
 computed  [ ==== num_computed ==== ]                    KV is written and known to be

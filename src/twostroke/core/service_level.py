@@ -51,7 +51,7 @@ class ServiceLevel:
     itl_s: float | None = None
     """The longest time between two tokens of an answer. None means that there is no promise."""
     weight: float = 1.0
-    """Its share of a busy engine beside the others."""
+    """The weight of its share of a busy engine, beside the other classes."""
     when_late: WhenLate = "queue"
     is_derived: bool = False
     """True means that no user set its promise. The scheduler then derives one for each request from what the hardware
@@ -64,7 +64,7 @@ class ServiceLevel:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevels:
-    """All classes of an engine, by name; the default is always among them."""
+    """All classes of an engine. The default is always among them."""
 
     levels: tuple[ServiceLevel, ...] = (ServiceLevel(DEFAULT_LEVEL),)
     keys: Mapping[str, str] = field(default_factory=dict)

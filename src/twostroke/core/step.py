@@ -43,7 +43,7 @@ class Drafts(NamedTuple):
     held."""
 
     most: int
-    """No more than this many are computed."""
+    """The most drafts that are computed."""
     token_ids: tuple[int, ...] = ()
     """The host's guesses for the positions from `start` on. Empty means that the backend drafts for itself."""
     start: int = 0
@@ -81,8 +81,8 @@ class DraftCosts(NamedTuple):
     num_drafts: tuple[int, ...]
     """Numbers of drafts in all slots of the step together, growing from 0."""
     seconds: tuple[float, ...]
-    """The first: seconds of the step's decodes without drafts. The others: seconds that this number of drafts adds,
-    together with all else that the step holds."""
+    """Predicted seconds of the whole step with each of these numbers of drafts. The first are those of its decodes
+    alone."""
 
     def with_drafts(self, count: int) -> float:
         """Returns the seconds for this number of drafts, interpolated between the known numbers. Beyond the last it

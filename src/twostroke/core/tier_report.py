@@ -1,4 +1,4 @@
-"""KV beyond the device, as numbers for whoever watches: what is there, and what moved since the engine started."""
+"""KV beyond the device, in numbers for an operator: what is there, and what has moved since the engine started."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ NO_TIERS = TierTokens()
 
 @dataclass(slots=True)
 class QueueRecord:
-    """What a sample met when it arrived, and what it then waited for until it was first admitted."""
+    """What a sample met when it arrived, and what it waited for until it was first admitted."""
 
     ahead: int = 0
     """Samples that waited before it."""

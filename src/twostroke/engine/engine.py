@@ -317,7 +317,7 @@ class Engine:
                 pending.append(TokenEvent(name, index, (), "", (), prompt_logprobs))
             return
         if event is not None and sequence.error is not None and not stopped:
-            pending.append(event)  # what went wrong came behind it
+            pending.append(event)  # the error came behind this event
             event = None
         if advance.vector is not None:
             pending.append(VectorEvent(name, advance.vector))

@@ -21,7 +21,7 @@ class BlockPool:
         self._on_evict = on_evict
         self._references = [0] * num_blocks
         self._findable = bytearray(num_blocks)  # 1: the prefix index has an entry for the block's content
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first, recently used ones again
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first, and recently used ones again
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
 
     @property

@@ -61,7 +61,7 @@ class KVLedger:
         self._matcher = PrefixMatcher(layout, self.index, self._chains)
         self._first_needed = self._matcher.first_needed
         self.ahead = LookAhead(layout, self.pools, self._first_needed)
-        """Predicts which blocks are still to be taken, for admission."""
+        """Counts the blocks that are still to be taken, for admission."""
         self._of_tokens = tuple(number for number, group in enumerate(layout.groups) if not group.is_state)
         self.states: Snapshots | None = None
         """None means that there is no group of states."""

@@ -22,7 +22,7 @@ class MatchedLoad(NamedTuple):
 
     group: int
     place: int
-    """Its entry in the table."""
+    """The index of its entry in the block table."""
     kept: Kept
 
 

@@ -23,7 +23,7 @@ def keyed_digest(key: bytes) -> Digest:
     """Returns a digest that needs the key. Without the key nobody can choose prompts whose hashes collide, or learn a
     prompt from a hash."""
 
-    begun = blake2b(key=key, digest_size=DIGEST_BYTES)  # the key is worked in once
+    begun = blake2b(key=key, digest_size=DIGEST_BYTES)  # the key is hashed once, for all digests
 
     def digest(before: bytes, tokens: tuple[int, ...]) -> bytes:
         hashing = begun.copy()

@@ -65,7 +65,7 @@ class Admission:
         self.running = RankedQueue[Sequence]()
         self.waits = WaitClock()
         self.rows_to_close: list[int] = []
-        self._arriving: dict[int, float] = {}  # let in without a row yet: when its blocks should be there
+        self._arriving: dict[int, float] = {}  # let in without a row yet: when their blocks should be there
         self.step_limit_s = math.inf
         """Seconds that a step beside the present streams may take. Infinite means that there is no limit."""
         self._held_back = False

@@ -59,7 +59,7 @@ class Room:
 
     def note_due(self, least_s: float, most_s: float) -> None:
         """Notes that the first token of a prompt that ends in this step is due between `least_s` and `most_s` from the
-        step's begin. Nobody knows how long the step waits for the one in flight."""
+        start of the step. Nobody knows how long the step waits for the one in flight."""
 
 
 class Pace(Protocol):
@@ -76,7 +76,7 @@ class Pace(Protocol):
         stream was promised."""
 
     def limit_s(self, promised_s: float) -> float:
-        """Returns the seconds that a step with streams may take, if no prompts wait in a crowd."""
+        """Returns the seconds that a step with streams may take, if no crowd of prompts waits."""
 
 
 class Unpaced:

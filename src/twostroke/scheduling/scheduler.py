@@ -169,8 +169,8 @@ class Scheduler:
         return len(self._admission.waiting), len(self._admission.running)
 
     def steady_streams(self) -> list[Sequence]:
-        """Returns all running sequences, if each step is one slot of each: nobody reads, nobody is at the end of its
-        answer, and nobody who waits could join. Otherwise returns none."""
+        """Returns all running sequences, if steps hold one slot of each and no more: nobody reads, nobody is at the end
+        of its answer, and nobody who waits could join. Otherwise returns none."""
         return self._decodes.steady_streams()
 
     def settle_tiers(self) -> None:

@@ -168,7 +168,7 @@ class Turn:
         plain_s = costs.with_drafts(0)
         self._owed_s = max(0.0, self._owed_s - TRIAL_SHARE * plain_s)
         least_s = self.seconds(len(asks), 1)
-        # One token is not all that a computing drafter spends: it follows streams, and more tokens take as long.
+        # One token's time is not all that such a drafter takes: it follows streams, and further tokens take as long.
         self.is_cheap = plain_s <= 0.0 or (
             not self.computes and self.time.is_known and least_s <= CHEAP_SHARE * plain_s
         )

@@ -145,8 +145,7 @@ class Products:
         self.add(self._multiplied(choice, x, matrix, self.found(len(x))), stream, post_norm, next_norm, scale)
 
     def _multiplied(self, choice: KernelChoice, x: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> torch.Tensor:
-        """Returns the product in `out` [num_rows, hidden], or in parts that its reader adds up  # float32 [parts,
-        num_rows, hidden]"""
+        """Returns the product in `out`, or parts that its reader adds up  # float32 [parts, num_rows, hidden]"""
         if parts := choice.tile.sums:
             out = self._scratch.sums[: parts * out.numel()].view(parts, *out.shape)
         self._launch(choice, x, matrix, out, None)

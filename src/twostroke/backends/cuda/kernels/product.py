@@ -75,7 +75,7 @@ class Kernel(Protocol):
 
     name: str
     form: str
-    fuses: bool  # whether the norm ahead, a bias and the residual behind ride along
+    fuses: bool  # whether it also computes the norm before, a bias, and the residual behind
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> Tile | str:
         """Returns the tile, or why this kernel declines."""
