@@ -72,7 +72,7 @@ class ForeseeingMatcher(TokenMatcher, Protocol):
     """A matcher that also looks ahead. Asking it changes nothing of what it allows."""
 
     def forced(self) -> Sequence[int]:
-        """Returns the tokens that must come next, whatever the model thinks of them. It is empty where there is a
+        """Returns the tokens that must come next, whatever the model thinks of them. Empty means that there is a
         choice."""
 
     def num_taken(self, token_ids: Sequence[int]) -> int:

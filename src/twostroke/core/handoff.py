@@ -65,7 +65,7 @@ sent after reading. An engine sends early if it knows who will write; a simulati
 ALL_CACHED = "all of it is cached here"
 """Why the KV of a prompt that another engine read is not taken, although the prompt is not read here either."""
 ENDED = "its first token, which came with the prompt, ended the answer"
-"""The same, in the case that nothing follows that token."""
+"""Why the KV is not taken if nothing follows the first token, which came with the prompt."""
 
 
 def unread(why: str, read_s: float = 0.0, queue_s: float = 0.0, way_s: float = 0.0) -> Handoff:
@@ -135,10 +135,10 @@ class HandoffTotals:
     fetched_bytes: int = 0
     fetch_s: float = 0.0
     refused: int = 0
-    """Prompts that other engines read and that were read here again: they were cached already, or there was no room, or
-    the model was another."""
+    """Prompts that other engines read and whose KV was not taken: they were cached here already, or there was no room,
+    or the model was another."""
     failed: int = 0
-    """Prompts that other engines read and that were read here again because nothing arrived in time."""
+    """Prompts that other engines read and whose KV did not arrive in time, so that they were read here again."""
     early_blocks: int = 0
     """Blocks of prompts that other engines are still reading, on their way or here. This is not a total."""
     early_bytes: int = 0

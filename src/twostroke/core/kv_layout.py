@@ -7,7 +7,7 @@ from typing import Literal
 
 KVContent = Literal["keys and values", "latent", "state"]
 """What layers leave behind for later tokens. "keys and values" are those of each token. "latent" is one vector of each
-token that both are made from. "state" is one of fixed size for the whole sequence, which each token changes."""
+token that both are made from. "state" is a state of the whole sequence, of fixed size, which each token changes."""
 
 
 @dataclass(frozen=True, slots=True)
