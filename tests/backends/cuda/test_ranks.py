@@ -3,6 +3,7 @@ float32, over gloo; what only a card can show is in `test_ranks_on_card.py`."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -23,7 +24,8 @@ from tests.backends.cuda.thread_ranks import card_ranks
 from twostroke.backends.cuda import FACTORY as CUDA
 from twostroke.backends.cuda.kernels.rank_rows import keep_held, take_tokens
 from twostroke.backends.cuda.kernels.sampling_state import NUM_OUTPUT, NUM_WORDS
-from twostroke.backends.interface import BackendSettings, CardRanksFactory, CardRoom, RankedFactory
+from twostroke.backends.cuda.ranks import GlooTransport
+from twostroke.backends.interface import BackendSettings, CardPlace, CardRanksFactory, CardRoom, RankedFactory
 from twostroke.backends.sharded.card_backend import CardBackend
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.formats import Formats
@@ -244,3 +246,17 @@ def test_experts_of_other_ranks_have_no_share() -> None:
     keep_held(chosen, shares, 4, 2)
     assert chosen.tolist() == [[0, 0], [1, 0]]
     assert shares.tolist() == [[0.75, 0.0], [0.5, 0.0]]
+
+
+def test_a_transport_that_is_dropped_late_writes_to_no_other_file(tmp_path: Path) -> None:
+    """The number of the descriptor by which ranks met may be another file's by then."""
+    met = os.memfd_create("ranks")
+    transport = GlooTransport(CardPlace(0, (8,), "gloo", f"/proc/self/fd/{met}"))
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    with mine.open("rb+") as file:
+        os.dup2(file.fileno(), met)
+        del transport
+        gc.collect()
+    os.close(met)
+    assert mine.read_bytes() == b"mine"

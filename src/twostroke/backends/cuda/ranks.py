@@ -51,6 +51,14 @@ class Transport(Protocol):
         """Let nobody of this process wait any longer. From any thread."""
 
 
+def _meeting_place(place: CardPlace) -> Any:
+    """Returns torch's store of the ranks' addresses. When it is destroyed, it opens its path once more
+    and writes to what it finds there. The path names a descriptor, which may be another file's by then. So the store
+    gets a descriptor of its own, which stays open as long as this process lives."""
+    own = os.open(place.store, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return _torch_ranks().FileStore(f"/proc/self/fd/{own}", len(place.widths))
+
+
 class GlooTransport:
     """Through the host's memory, and sums in float32 there: a device is waited for each time."""
 
@@ -63,7 +71,7 @@ class GlooTransport:
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=WAIT_S)
         try:
-            self._group = gloo(torch_ranks.FileStore(place.store, size), place.rank, size, options)
+            self._group = gloo(_meeting_place(place), place.rank, size, options)
         except RuntimeError as error:
             raise RanksPartedError(str(error)) from error
         self._from_first = torch_ranks.BroadcastOptions()
@@ -105,7 +113,7 @@ class NcclTransport:
         options = nccl.Options()
         options._timeout = timedelta(seconds=WAIT_S)
         self._is_abandoned = False
-        self._group = nccl(torch_ranks.FileStore(place.store, size), place.rank, size, options)
+        self._group = nccl(_meeting_place(place), place.rank, size, options)
         self._from_first = torch_ranks.BroadcastOptions()
 
     def add_up(self, values: torch.Tensor) -> None:
