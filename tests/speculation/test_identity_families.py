@@ -26,7 +26,7 @@ POSITIONS = (3, 33, 50)
 """Of the slot's own token: drafts cross blocks and windows."""
 MOST = 16
 NUM_TOKENS = POSITIONS[-1] + 1 + MOST
-THE_SAME = {"qwen3_5_vision": "qwen3_5"}
+THE_SAME = {"qwen3_5_vision": "qwen3_5", "lfm2_vl": "lfm2"}
 """Those whose text half is another variant."""
 FOLDERS = [("fp8_block", "llama"), ("ct_mxfp4", "llama"), ("gptq", "qwen3_moe"), ("fp8_tensor", "mixtral")]
 

@@ -90,7 +90,7 @@ def streams_fit(step_s: float, itl_s: float) -> bool:
 
 
 def most_streams(itl_s: float, most: int, step_s: Callable[[int], float]) -> int:
-    """Returns how many streams, `most` at most, keep a promised gap. `step_s` predicts a step of so many streams, and
+    """Returns how many streams, `most` at most, keep a promised gap. `step_s` predicts a step of that many streams, and
     never falls as their number grows."""
     fits, fits_not = 0, most + 1
     while fits_not - fits > 1:

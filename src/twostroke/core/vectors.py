@@ -97,8 +97,8 @@ class VectorFacts:
 
 
 def vector_of(raw: bytes, dimensions: int | None = None) -> array[float]:
-    """Returns the numbers of an event's vector. If `dimensions` is given, only the first so many, brought to length 1
-    again."""
+    """Returns the numbers of an event's vector. If `dimensions` is given, only that many of the first, brought to
+    length 1 again."""
     numbers = array("f", raw)
     if sys.byteorder == "big":
         numbers.byteswap()

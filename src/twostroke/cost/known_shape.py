@@ -6,6 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+QWEN3_5: dict[str, Any] = {
+    "vocab": 248_320,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "max_position_embeddings": 262_144,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class KnownShape:

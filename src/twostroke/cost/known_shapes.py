@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from twostroke.cost.known_shape import KnownShape
+from twostroke.cost.known_shape import QWEN3_5, KnownShape
 from twostroke.cost.known_shape import sizes as _config
 from twostroke.cost.newer_shapes import NEWER_ALIASES, NEWER_SHAPES
 
@@ -105,19 +105,8 @@ _QWEN3_NEXT: dict[str, Any] = {
     "shared_expert_intermediate_size": 512,
     "max_position_embeddings": 262_144,
 }
-_QWEN3_5: dict[str, Any] = {
-    "vocab": 248_320,
-    "head_dim": 256,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "max_position_embeddings": 262_144,
-}
 _QWEN3_5_MOE: dict[str, Any] = {
-    **_QWEN3_5,
+    **QWEN3_5,
     "num_experts": 256,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 512,
@@ -235,9 +224,9 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
     ),
     "LFM2-8B-A1B": KnownShape(_config("lfm2_moe", 2048, 7168, 24, 32, 8, **_LFM2, **_TIED, **_LFM2_MOE)),
     "Qwen3-Next-80B-A3B": KnownShape(_config("qwen3_next", 2048, 5120, 48, 16, 2, 151_936, **_QWEN3_NEXT)),
-    "Qwen3.5-9B": KnownShape(_config("qwen3_5_text", 4096, 12_288, 32, 16, 4, **_QWEN3_5)),
+    "Qwen3.5-9B": KnownShape(_config("qwen3_5_text", 4096, 12_288, 32, 16, 4, **QWEN3_5)),
     "Qwen3.5-27B": KnownShape(
-        _config("qwen3_5_text", 5120, 17_408, 64, 24, 4, **_QWEN3_5 | {"linear_num_value_heads": 48})
+        _config("qwen3_5_text", 5120, 17_408, 64, 24, 4, **QWEN3_5 | {"linear_num_value_heads": 48})
     ),
     "Qwen3.5-35B-A3B": KnownShape(_config("qwen3_5_moe_text", 2048, 512, 40, 16, 2, **_QWEN3_5_MOE)),
     "GLM-4.5-Air": KnownShape(_config("glm4_moe", 4096, 10_944, 46, 96, 8, **_GLM_AIR)),

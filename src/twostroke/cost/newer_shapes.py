@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twostroke.cost.known_shape import KnownShape, sizes
+from twostroke.cost.known_shape import QWEN3_5, KnownShape, sizes
 
 _TIED: dict[str, Any] = {"tie_word_embeddings": True}
 
@@ -42,19 +42,9 @@ _GEMMA_4_EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 704,
 }
 
-_QWEN3_5: dict[str, Any] = {
-    "vocab": 248_320,
-    "head_dim": 256,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "max_position_embeddings": 262_144,
-}
-_QWEN3_5_SMALL: dict[str, Any] = {**_QWEN3_5, **_TIED, "linear_num_value_heads": 16}
+_QWEN3_5_SMALL: dict[str, Any] = {**QWEN3_5, **_TIED, "linear_num_value_heads": 16}
 _QWEN3_5_397B: dict[str, Any] = {
-    **_QWEN3_5,
+    **QWEN3_5,
     "linear_num_value_heads": 64,
     "num_experts": 512,
     "num_experts_per_tok": 10,

@@ -18,7 +18,7 @@ from twostroke.cost.row_factors import RowFactors
 OVERHEAD_UNIT_S = 1e-3
 """Overheads are fitted in milliseconds, so that all coefficients are of similar size."""
 ERROR_WINDOW = 200
-"""The error is the mean over about so many of the latest predictions."""
+"""The error is the mean over about this many of the latest predictions."""
 SURPRISE = 0.3
 """If a prediction is off by more than this share, the step teaches less in proportion: something else held it up."""
 TRUSTED_AFTER = 10

@@ -18,7 +18,7 @@ tokens."""
 RECENT = 32
 """A mean is over about this many of the latest steps or ends."""
 GROWTH_SAMPLE_S, GROWTH_SAMPLES = 0.25, 40
-"""KV use is noted every so many seconds, and so many notes are kept: ten seconds of them."""
+"""KV use is noted at these intervals in seconds, and this many notes are kept: ten seconds of them."""
 GROWTH_LEAST_S = 1.0
 """Notes over fewer seconds than this do not show whether KV use grows."""
 

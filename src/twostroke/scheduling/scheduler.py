@@ -189,8 +189,8 @@ class Scheduler:
         self.ledger.clear_prefixes()
 
     def limit_chunks(self, max_chunk_tokens: int | None) -> None:
-        """Limits chunks of prompts to so many tokens from the next step on. None means the config's limit, which always
-        holds."""
+        """Limits chunks of prompts to that many tokens from the next step on. None means the config's limit, which
+        always holds."""
         self._prefills.limit_chunks(max_chunk_tokens)
 
     def draft(self, drafting: Drafting | None) -> None:

@@ -25,7 +25,7 @@ class SentWork:
         return max(0.0, self._over_s.get(writer, now_s) - now_s)
 
     def note(self, writer: str, seconds: float, now_s: float) -> None:
-        """Notes that a prompt was sent there which takes so many seconds to read, if nothing else runs."""
+        """Notes that a prompt was sent there which takes that many seconds to read, if nothing else runs."""
         self._over_s[writer] = now_s + self.ahead_s(writer, now_s) + seconds / READING_SHARE
         self._over_s.move_to_end(writer)
         while len(self._over_s) > self._most_writers:

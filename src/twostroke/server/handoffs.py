@@ -42,7 +42,7 @@ def is_read_only(params: dict[str, Any] | None) -> bool:
 
 def read_only(body: DrawingBody) -> None:
     """A router asks whoever reads a prompt for one token, and leaves the least number of tokens as it was. The one
-    token is drawn as the first of so many."""
+    token is drawn as the first of that many."""
     if is_read_only(body.kv_transfer_params) and body.min_tokens is not None:
         body.min_tokens = min(1, body.min_tokens)
 

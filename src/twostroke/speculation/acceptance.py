@@ -11,7 +11,7 @@ FADES = 0.9
 """The share of a stream's experience that is left after the next trial."""
 SHARED_FADES = 0.99
 PRIOR_WEIGHT = 2.0
-"""A stream begins with the experience of all streams, which counts for so many drafts. The experience of all streams
+"""A stream begins with the experience of all streams, which counts for this many drafts. The experience of all streams
 begins with as many drafts at which the drafter was right about itself."""
 NUM_POSITIONS = 16
 FIRST_RATE = 0.6

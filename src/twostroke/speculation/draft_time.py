@@ -33,8 +33,8 @@ class DraftTime:
         self._products = FADES * self._products + weight * num_tokens * seconds
 
     def seconds(self, num_tokens: int) -> float:
-        """Returns the predicted seconds for so many tokens in a row. They lie on the line through what was seen, which
-        neither falls nor begins below 0. If all proposals were equally long, each token took an equal share."""
+        """Returns the predicted seconds for that many tokens in a row. They lie on the line through what was seen,
+        which neither falls nor begins below 0. If all proposals were equally long, each token took an equal share."""
         if not self._weight:
             return 0.0
         tokens, seconds = self._tokens / self._weight, self._seconds / self._weight

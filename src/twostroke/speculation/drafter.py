@@ -59,5 +59,5 @@ class ComputingDrafter(Drafter, Protocol):
         lacks what they wrote. `done` is the backend's record of the pass (`backends/host/companions.py`)."""
 
     def seconds(self, num_streams: int, num_drafts: int) -> float:
-        """Returns the predicted seconds of `propose` for so many streams, with so many drafts each. 0 means that
+        """Returns the predicted seconds of `propose` for that many streams, with that many drafts each. 0 means that
         nothing is known yet."""

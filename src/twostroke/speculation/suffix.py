@@ -26,7 +26,7 @@ FIRST_TRUST = {2: 0.35, 4: 0.6, 8: 0.85, 16: 0.93, 32: 0.97}
 """For each length of context, the assumed chance that what followed it once follows it again, before anything was
 learnt."""
 TRUST_WEIGHT = 8.0
-"""The assumed chance counts for so many guesses."""
+"""The assumed chance counts for this many guesses."""
 TRUST_FADES = 0.99
 
 

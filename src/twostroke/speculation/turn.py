@@ -29,10 +29,10 @@ for them."""
 MAX_SKIPPED = 256
 """The most steps that a slow drafter sits out, unless a trial takes so long that they must be more."""
 UNASKED_STEPS = 64
-"""For so many steps with decodes a drafter that computes follows streams while nobody asks it, because there is no room
-for drafts."""
+"""For this many steps with decodes a drafter that computes follows streams while nobody asks it, because there is no
+room for drafts."""
 FOLLOWED_OUT = 4
-"""For so many steps it follows streams while it sits out. After a short rest it then still knows all of a stream."""
+"""For this many steps it follows streams while it sits out. After a short rest it then still knows all of a stream."""
 SECOND_TRIALS = 1
 """How many trials follow at once if the first brought no guess. A drafter that computes may have fallen behind while
 nobody asked, and catches up when it is asked."""

@@ -103,13 +103,14 @@ class UnseenDrafts:
         return counts
 
     def _promises_more(self, seq_id: int, count: int, found: Mapping[int, Sequence[float]]) -> bool:
-        """Whether so many drafts usually bring more tokens than those that the host found promise."""
+        """Whether this number of drafts usually bring more tokens than those that the host found promise."""
         if not (chances := found.get(seq_id)):
             return True
         return sum(self._turn.acceptance.usual_survivals(seq_id, count)) > sum(chances)
 
     def learn(self, seq_id: int, num_drafts: int, came: Sequence[int]) -> None:
-        """Notes that so many drafts were verified, and which tokens came: the drafts that held, and one behind them."""
+        """Notes that this number of drafts were verified, and which tokens came: the drafts that held, and one behind
+        them."""
         if not came or not num_drafts:
             return
         num_held = min(len(came) - 1, num_drafts)

@@ -66,4 +66,4 @@ class DeviceDrafter(Protocol):
         have, then the padding row. drafts int32 [max rows + 1, MAX_DRAFTS] is written at the row."""
 
     def seconds(self, num_streams: int, num_drafts: int) -> float:
-        """Returns the predicted seconds of that for so many streams and drafts of each. 0 means that nobody knows."""
+        """Returns the predicted seconds of that for that many streams and drafts of each. 0 means that nobody knows."""

@@ -22,7 +22,7 @@ Int32Array = npt.NDArray[np.int32]
 class Batch:
     token_ids: Int32Array  # [num_tokens]
     positions: Int32Array  # [num_tokens]
-    num_decodes: int  # so many segments, and tokens, come first
+    num_decodes: int  # that many segments, and tokens, come first
     segment_first: Int32Array  # [num_segments] index of a segment's first token
     segment_count: Int32Array  # [num_segments] its tokens
     segment_start: Int32Array  # [num_segments] the position of its first token

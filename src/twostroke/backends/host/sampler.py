@@ -24,7 +24,7 @@ TokenIds = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.float64]
 
 COLUMN_HEIGHT = 32
-"""Top-k first looks at the best score of each group of so many."""
+"""Top-k first looks at the best score of each group of this many."""
 NUM_BUCKETS = 1024
 SMALLEST_SPREAD = 1e-30
 DRAW_BLOCK = 512

@@ -23,8 +23,8 @@ MAX_DENSE_ROWS: Final = 256
 DENSE_ROWS: Final = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, MAX_DENSE_ROWS)
 """How many tokens a program of a dense product multiplies at a time. Kernels are compiled for these numbers alone."""
 WHOLE_ROUND_ROWS: Final = 64
-"""Up to so many rows a round is unpacked as a whole, and a group's rounds must be an even number. The sums of more rows
-leave no registers for that."""
+"""Up to this many rows a round is unpacked as a whole, and a group's rounds must be an even number. The sums of more
+rows leave no registers for that."""
 MANY_SUMS: Final = 320
 LEAST_SHARE: Final = 0.6
 """The share of multiprocessors that programs must keep busy for a tile to be worth measuring."""

@@ -16,7 +16,7 @@ DEPTH: Final = 64
 """How many inputs a round has: 128 bytes of each row, the most that the copy engine spreads over shared memory's
 banks."""
 MAX_PART_ROWS: Final = 8 * 256
-"""The most parts that a product may leave to its reader, times their rows. The scratch holds so many."""
+"""The most parts that a product may leave to its reader, times their rows. The scratch holds this many."""
 
 
 @dataclass(frozen=True, slots=True)
