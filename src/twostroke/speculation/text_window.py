@@ -29,7 +29,7 @@ _MASK = (1 << 64) - 1
 _POWERS = tuple(tuple(pow(_BASE, length - 1 - place, 1 << 64) for place in range(length)) for length in LENGTHS)
 _STEPS = tuple(np.uint64(pow(_BASE, length // 2, 1 << 64)) for length in LENGTHS)
 _COMPARED_BYTES = 256
-"""So many bytes of tokens that are only compared take the memory of one token that is filed."""
+"""This many bytes of tokens that are only compared take the memory of one token that is filed."""
 _OFFSET_BITS = 32
 _OFFSET = (1 << _OFFSET_BITS) - 1
 
