@@ -22,6 +22,7 @@ from twostroke.cluster.router_client import RouterClient
 
 BODY = {"model": "scripted", "prompt": "?" * 80, "max_tokens": 1, "temperature": 0.0, "kv_transfer_params": ASKS}
 OPTIONS = ("--backend", "reference", "--name", "scripted", "--role", "prefill", "--kv-host-gb", "0.01")
+SOON = ("--drain", "0.2")  # a lease that nobody takes would be waited for
 KEYS = {"TWOSTROKE_FLEET_KEY": KEY, "TWOSTROKE_ROUTER_KEY": "between-router-and-workers"}
 
 
@@ -57,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_server(tmp_path_factory.mktemp("server") / "log", model, *OPTIONS, **KEYS) as running:
+    with running_server(tmp_path_factory.mktemp("server") / "log", model, *OPTIONS, *SOON, **KEYS) as running:
         yield running
 
 

@@ -216,7 +216,7 @@ def test_where_it_ends_the_answer_nothing_is_fetched(pair: Pair, ends_by: str) -
     assert not has_leases(pair.reader), "it was given back, not waited for"
 
 
-@pytest.mark.parametrize("fault", ["lost", "another's", "late", "gone"])
+@pytest.mark.parametrize("fault", ["lost", "another's", "late", pytest.param("gone", marks=pytest.mark.slow)])
 def test_where_its_kv_does_not_come_it_stands_and_the_prompt_is_read(
     pair: Pair, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
