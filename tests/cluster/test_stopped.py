@@ -40,6 +40,8 @@ pytest.importorskip("smg")
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 NUM_STREAMS, NUM_LATER = 6, 4
 MAX_TOKENS = 300
+READ_WORDS = 500
+"""Of a prompt that is in flight: a quick machine reads it for long enough to be caught at it."""
 ENDED_S = END_AFTER_S + 5.0
 """Within which whoever waits for a worker that stands still is told something: an error, or what another writes."""
 
@@ -61,7 +63,7 @@ def alone(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def streams(alone: RunningServer) -> list[tuple[dict[str, Any], str]]:
     """Those in flight, whose answers take their time, and those who come later."""
-    bodies = [drawn_body(100 + number, 100, MAX_TOKENS) for number in range(NUM_STREAMS)]
+    bodies = [drawn_body(100 + number, READ_WORDS, MAX_TOKENS) for number in range(NUM_STREAMS)]
     bodies += [drawn_body(200 + number, 100, 8) for number in range(2 * NUM_LATER)]
     return [(body, expected_text(alone, body)) for body in bodies]
 
